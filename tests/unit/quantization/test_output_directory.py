@@ -1,0 +1,100 @@
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from vllm_omni.errors import ConfigError
+from vllm_omni.quantization import output_directory
+from vllm_omni.quantization.output_directory import SMALL_FILES_BYTES, staged_directory
+
+
+def fill(out: Path, overwrite: bool = False, text: str = "new") -> None:
+    with staged_directory(out, overwrite, weight_bytes=0) as directory:
+        (directory / "conversion.json").write_text(text)
+
+
+def test_the_directory_appears_with_its_parents(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b"
+    fill(out)
+    assert (out / "conversion.json").read_text() == "new"
+    assert sorted(path.name for path in out.parent.iterdir()) == ["b"]
+
+
+def test_a_failure_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), staged_directory(tmp_path / "out", False, 0) as directory:
+        (directory / "x").write_text("x")
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_directory_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path / "out", text="old")
+    with pytest.raises(ConfigError, match="exists; pass another directory, or --overwrite"):
+        fill(tmp_path / "out")
+    assert (tmp_path / "out" / "conversion.json").read_text() == "old"
+
+
+def test_overwriting_replaces_a_conversion(tmp_path: Path) -> None:
+    fill(tmp_path / "out", text="old")
+    (tmp_path / "out" / "stale").write_text("stale")
+    fill(tmp_path / "out", overwrite=True)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["conversion.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_failed_overwrite_keeps_the_old_directory(tmp_path: Path) -> None:
+    fill(tmp_path / "out", text="old")
+    with pytest.raises(RuntimeError), staged_directory(tmp_path / "out", True, 0):
+        raise RuntimeError
+    assert (tmp_path / "out" / "conversion.json").read_text() == "old"
+
+
+def test_overwriting_spares_everything_else(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("x")
+    with pytest.raises(ConfigError, match=r"it has no conversion\.json"):
+        fill(tmp_path / "out", overwrite=True)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="not a directory written by a conversion"):
+        fill(tmp_path / "file", overwrite=True)
+    assert (tmp_path / "out" / "precious").exists()
+
+
+def test_a_left_over_partial_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "out.partial").mkdir()
+    with pytest.raises(ConfigError, match=r"out\.partial exists: another conversion"):
+        fill(tmp_path / "out")
+    assert (tmp_path / "out.partial").is_dir()
+
+
+def test_too_little_space_is_refused_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_directory.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(ConfigError, match=f"has 1000 bytes free, the conversion needs {5000 + SMALL_FILES_BYTES}"):
+        staged_directory(tmp_path / "out", False, 5000).__enter__()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_while_writing_is_explained(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match=r"cannot write there: .*No space left on device"),
+        staged_directory(tmp_path / "out", False, 0),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_parent_that_is_a_file_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="cannot write there"):
+        fill(tmp_path / "file" / "sub" / "out")
+
+
+def test_an_unwritable_parent_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", lambda self, *args, **kwargs: None if kwargs else refuse(self))
+    with pytest.raises(ConfigError, match=r"cannot write there: .*Permission denied"):
+        fill(tmp_path / "out")

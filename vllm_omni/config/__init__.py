@@ -1,0 +1,1 @@
+"""Deploy configuration: files, profiles, model facts and their resolution. Imports neither torch nor vLLM."""

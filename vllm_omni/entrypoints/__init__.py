@@ -1,0 +1,1 @@
+"""Ways into the engine: Python classes, command line, HTTP server."""

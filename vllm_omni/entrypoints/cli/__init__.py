@@ -1,0 +1,1 @@
+"""The `vllm-omni` command line: one module per subcommand."""

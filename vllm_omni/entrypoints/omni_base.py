@@ -1,0 +1,110 @@
+"""What `AsyncOmni`, `Omni` and the server share: from keywords to a running orchestrator.
+
+`prepare` is light and finds every mistake in configuration and checkpoint before torch or vLLM is imported.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vllm_omni import envs
+from vllm_omni.config.resolve import Deployment, resolve_deployment
+from vllm_omni.errors import ConfigError
+from vllm_omni.platforms.cpu import plugin
+from vllm_omni.platforms.cpu.threads import configure_threads
+from vllm_omni.quantization.checkpoint import check_checkpoint
+
+if TYPE_CHECKING:
+    from vllm_omni.engine.orchestrator import Orchestrator
+
+logger = logging.getLogger("vllm_omni.engine")
+
+SUPERSEDED_KEYWORDS = ("stage_configs_path", "stage_configs")
+LORA_KEYWORDS = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")
+
+
+def prepare(
+    model: str,
+    *,
+    deploy_config: str | Path | None = None,
+    deploy_profile: str | None = None,
+    stage_overrides: Mapping[str, Mapping[str, Any]] | str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    check_weights: bool = True,
+) -> Deployment:
+    """The effective deployment of `model`, checked against its checkpoint. Loads neither torch nor vLLM.
+
+    Args:
+        model: Checkpoint directory, or an id that the local Hugging Face cache holds.
+        deploy_config: Deploy YAML: a path, or the name of a packaged file.
+        deploy_profile: Name of a packaged profile; exclusive with `deploy_config`.
+        stage_overrides: Per-stage values by stage id.
+        overrides: Values for every stage, and top-level or orchestrator keys.
+        check_weights: Whether the weight files are verified.
+
+    Raises:
+        ConfigError: A name, value, file or combination is wrong.
+        WeightError: The checkpoint is damaged or incomplete.
+    """
+    given = dict(overrides or {})
+    for name in SUPERSEDED_KEYWORDS:
+        if name in given:
+            raise ConfigError(f"{name} is superseded; give a deploy YAML as deploy_config, or deploy_profile")
+    for name in LORA_KEYWORDS:
+        if given.get(name):
+            raise ConfigError(f"{name}={given[name]!r}: LoRA adapters are not supported; merge the adapter and serve that")
+    deployment = resolve_deployment(
+        model,
+        deploy_config=deploy_config,
+        deploy_profile=deploy_profile,
+        overrides=given,
+        stage_overrides=stage_overrides,
+    )
+    if check_weights:
+        _check_weights(deployment)
+    return deployment
+
+
+def _check_weights(deployment: Deployment) -> None:
+    path = deployment.facts.path
+    report = check_checkpoint(path)
+    logger.info(
+        "event=checkpoint_checked path=%s total_bytes=%d num_tensors=%d verified_hash=%s",
+        path,
+        report.total_bytes,
+        report.num_tensors,
+        report.verified_hash,
+    )
+
+
+def start_orchestrator(deployment: Deployment, *, log_stats: bool, log_requests: bool = False) -> "Orchestrator":
+    """Starts the pipeline of `deployment` in this process and blocks until it can serve.
+
+    Raises:
+        EngineError: It could not start, or not in time; nothing is left running.
+    """
+    num_threads = {stage.num_threads for stage in deployment.config.stages}
+    configure_threads(max((count for count in num_threads if count is not None), default=None))
+    plugin.activate(deployment.facts.architectures)
+    # The executor runs in this process: vLLM must neither spawn workers nor expect them.
+    envs.export({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+
+    from vllm_omni.engine.ar_stage import ARStage
+    from vllm_omni.engine.orchestrator import Orchestrator
+
+    limits = deployment.config.orchestrator
+    stages = [
+        ARStage(
+            stage.stage_id,
+            str(deployment.facts.path),
+            stage,
+            log_stats=log_stats,
+            log_requests=log_requests,
+        )
+        for stage in deployment.config.stages
+    ]
+    orchestrator = Orchestrator(stages, max_requests=limits.max_queued_requests, retry_after_s=limits.retry_after_s)
+    orchestrator.start(stage_timeout_s=limits.stage_init_timeout, total_timeout_s=limits.init_timeout)
+    orchestrator.max_requests += min(stage.max_num_seqs for stage in stages)
+    return orchestrator

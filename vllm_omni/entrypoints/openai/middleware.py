@@ -1,0 +1,118 @@
+"""What stands before vLLM's routes: keys, body size, and the bound of the queue. Plain ASGI, no framework."""
+
+import contextlib
+import hmac
+from collections.abc import Callable, Sequence
+
+from vllm_omni.entrypoints.openai.errors import App, Message, Receive, Scope, Send, send_error
+
+HEALTH_PATHS = frozenset({"/health", "/health/ready"})
+GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+
+
+class BodyTooLargeError(Exception):
+    """The body passed the limit while it was being received."""
+
+
+class ApiKeyMiddleware:
+    """Answers 401 to requests without one of the keys. Health paths need none, so that a supervisor can probe.
+
+    Args:
+        keys: Accepted keys; empty accepts every request.
+    """
+
+    def __init__(self, app: App, keys: Sequence[str]):
+        self.app = app
+        self._accepted = [f"Bearer {key}".encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and self._accepted and scope["path"] not in HEALTH_PATHS:
+            given = dict(scope["headers"]).get(b"authorization", b"")
+            if not any(hmac.compare_digest(given, accepted) for accepted in self._accepted):
+                message = "missing or wrong API key; send it as `Authorization: Bearer KEY`"
+                await send_error(send, 401, "AuthenticationError", message, {"www-authenticate": "Bearer"})
+                return
+        await self.app(scope, receive, send)
+
+
+class BodyLimitMiddleware:
+    """Answers 413 to bodies over `max_bytes`, by their declared length or as soon as that many bytes arrived."""
+
+    def __init__(self, app: App, max_bytes: int):
+        self.app = app
+        self.max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self.max_bytes:
+            await self._refuse(send)
+            return
+        await self._run_counted(scope, receive, send)
+
+    async def _run_counted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        received_bytes = 0
+        started = False
+
+        async def counted_receive() -> Message:
+            nonlocal received_bytes
+            message = await receive()
+            received_bytes += len(message.get("body", b""))
+            if received_bytes > self.max_bytes:
+                raise BodyTooLargeError
+            return message
+
+        async def watched_send(message: Message) -> None:
+            nonlocal started
+            # The framework answers for an exception that it met while reading the body; ours is the better answer.
+            if received_bytes > self.max_bytes:
+                return
+            started = True
+            await send(message)
+
+        with contextlib.suppress(BodyTooLargeError):
+            await self.app(scope, counted_receive, watched_send)
+        if received_bytes > self.max_bytes and not started:
+            await self._refuse(send)
+
+    async def _refuse(self, send: Send) -> None:
+        message = f"the request body is larger than {self.max_bytes} bytes (orchestrator.max_request_bytes)"
+        # The rest of the body is not read, so the connection cannot be used again.
+        await send_error(send, 413, "RequestTooLargeError", message, {"connection": "close"})
+
+
+class AdmissionMiddleware:
+    """Answers 429 with `Retry-After` when the queue is full, before the body of a request is read.
+
+    Args:
+        max_requests: Generation requests in flight at a time.
+        retry_after_s: What the answer advises.
+        on_refused: Called once per refused request.
+    """
+
+    def __init__(self, app: App, max_requests: int, retry_after_s: int, on_refused: Callable[[], None]):
+        self.app = app
+        self.max_requests = max_requests
+        self.retry_after_s = retry_after_s
+        self.num_requests = 0
+        self._on_refused = on_refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        generates = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in GENERATION_PATHS
+        if not generates:
+            await self.app(scope, receive, send)
+        elif self.num_requests >= self.max_requests:
+            self._on_refused()
+            message = (
+                f"{self.num_requests} requests are in flight and at most {self.max_requests} are accepted "
+                "(max_num_seqs + orchestrator.max_queued_requests); retry later"
+            )
+            await send_error(send, 429, "RateLimitError", message, {"retry-after": str(self.retry_after_s)})
+        else:
+            self.num_requests += 1
+            try:
+                await self.app(scope, receive, send)
+            finally:
+                self.num_requests -= 1

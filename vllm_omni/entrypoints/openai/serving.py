@@ -1,0 +1,127 @@
+"""vLLM's OpenAI serving classes over `AsyncOmni`: which routes exist and how they are configured."""
+
+import functools
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from prometheus_client import Counter
+from vllm.entrypoints.openai.chat_completion.api_router import attach_router as attach_chat_router
+from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+from vllm.entrypoints.openai.completion.api_router import attach_router as attach_completion_router
+from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+from vllm.entrypoints.openai.models.api_router import attach_router as attach_models_router
+from vllm.entrypoints.openai.models.protocol import BaseModelPath
+from vllm.entrypoints.openai.models.serving import OpenAIServingModels
+from vllm.entrypoints.openai.responses.api_router import attach_router as attach_responses_router
+from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
+from vllm.entrypoints.serve.instrumentator.metrics import attach_router as attach_metrics_router
+from vllm.entrypoints.serve.tokenize.api_router import attach_router as attach_tokenize_router
+from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
+from vllm.parser.metrics import init_parser_metrics
+from vllm.renderers.chat_utils import load_chat_template
+from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.v1.metrics.prometheus import get_prometheus_registry
+
+from vllm_omni.entrypoints.async_omni import AsyncOmni
+from vllm_omni.entrypoints.openai.errors import error_body
+from vllm_omni.errors import CapacityError, RequestError, StageError
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """What the routes need beyond the engine.
+
+    Attributes:
+        served_model_names: Names that clients may use; the first is the one reported.
+    """
+
+    served_model_names: tuple[str, ...]
+
+
+@functools.cache
+def refused_counter() -> Counter:
+    """Counts requests answered 429; part of `/metrics`."""
+    return Counter(
+        "vllm_omni:requests_refused",
+        "Requests answered 429 because the queue was full.",
+        registry=get_prometheus_registry(),
+    )
+
+
+def build_app(omni: AsyncOmni, options: ServingOptions) -> FastAPI:
+    """The application with every route, its serving classes constructed and the chat template compiled."""
+    app = FastAPI(title="vLLM-Omni Edge", docs_url=None, redoc_url=None)
+    for attach in (
+        attach_chat_router,
+        attach_completion_router,
+        attach_responses_router,
+        attach_models_router,
+        attach_metrics_router,
+    ):
+        attach(app)
+    _fill_state(app.state, omni, options)
+    attach_tokenize_router(app)
+    init_exception_handler(app)
+    app.add_exception_handler(RequestError, _answer_request_error)
+    app.add_exception_handler(CapacityError, _answer_capacity_error)
+    app.add_exception_handler(StageError, _answer_stage_error)
+    return app
+
+
+def _fill_state(state: Any, omni: AsyncOmni, options: ServingOptions) -> None:
+    """Sets what vLLM's routers look up on the application."""
+    stage = omni.deployment.stage(0)
+    limits = omni.deployment.config.orchestrator
+    template = load_chat_template(stage.chat_template)
+    parsers = {
+        "tool_parser": stage.tool_call_parser,
+        "enable_auto_tools": stage.tool_call_parser is not None,
+        "reasoning_parser": stage.reasoning_parser or "",
+    }
+    template_options: dict[str, Any] = {"chat_template": template, "chat_template_content_format": "auto"}
+    if stage.tool_call_parser is not None:
+        init_parser_metrics(model_name=options.served_model_names[0])
+    state.engine_client = omni
+    # Read by vLLM's routers and exception handlers.
+    state.args = SimpleNamespace(
+        sse_keep_alive_interval=limits.keep_alive_interval_s,
+        log_error_stack=False,
+        enable_tokenizer_info_endpoint=False,
+    )
+    paths = [BaseModelPath(name=name, model_path=omni.model) for name in options.served_model_names]
+    models = state.openai_serving_models = OpenAIServingModels(omni, paths)
+    renderer = OnlineRenderer(
+        omni.model_config, omni.renderer, request_logger=None, **template_options, **parsers
+    )
+    renderer.warmup()
+    state.openai_serving_chat = OpenAIServingChat(
+        omni, models, "assistant", online_renderer=renderer, request_logger=None, **template_options, **parsers
+    )
+    state.openai_serving_chat_batch = None
+    state.openai_serving_completion = OpenAIServingCompletion(
+        omni, models, online_renderer=renderer, request_logger=None
+    )
+    state.openai_serving_responses = OpenAIServingResponses(
+        omni, models, renderer, request_logger=None, **template_options, **parsers
+    )
+    state.serving_tokenization = ServingTokenization(models, renderer, **template_options)
+
+
+async def _answer_request_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestError)
+    body = error_body(error.status_code, error.error_type, error.message)
+    return JSONResponse(body, status_code=error.status_code)
+
+
+async def _answer_capacity_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, CapacityError)
+    headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+    return JSONResponse(error_body(429, "RateLimitError", str(error)), status_code=429, headers=headers)
+
+
+async def _answer_stage_error(_request: Request, error: Exception) -> JSONResponse:
+    return JSONResponse(error_body(503, "ServiceUnavailableError", str(error)), status_code=503)

@@ -1,0 +1,1 @@
+"""Hardware platforms: what vLLM asks of a device, answered for the edge."""

@@ -1,0 +1,1 @@
+"""Checkpoints at rest: import from other formats, integrity checks, and quantized artifacts."""

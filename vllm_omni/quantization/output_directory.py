@@ -1,0 +1,100 @@
+"""An output directory that appears complete or not at all.
+
+A conversion writes into `DIR.partial` and the directory is renamed when everything is on disk. A directory that is
+already there is replaced only on request, and only if a conversion of ours made it.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vllm_omni.errors import ConfigError
+from vllm_omni.quantization.conversion_record import RECORD_NAME
+
+PARTIAL_SUFFIX = ".partial"
+# Room for the small files beside the weights: tokenizer, configuration, record.
+SMALL_FILES_BYTES = 32 << 20
+
+
+@contextmanager
+def staged_directory(out: Path, overwrite: bool, weight_bytes: int) -> Iterator[Path]:
+    """Gives a new `out.partial` to write into; on a clean exit it becomes `out`, else it is deleted.
+
+    Args:
+        out: The directory to make; its parents are created.
+        overwrite: Replace `out` if it exists and holds a conversion record.
+        weight_bytes: Bytes about to be written, checked against the free space first.
+
+    Raises:
+        ConfigError: `out` exists and may not be replaced, `out.partial` exists, or writing is impossible (no
+            space, no permission, read-only file system), also when that happens inside the block.
+    """
+    out = Path(os.path.abspath(out))
+    _require_replaceable(out, overwrite)
+    partial = out.with_name(out.name + PARTIAL_SUFFIX)
+    _create(partial, weight_bytes)
+    try:
+        yield partial
+        _sync(partial)
+        _publish(partial, out)
+    except OSError as error:
+        raise _cannot_write(out, error) from error
+    finally:
+        # Gone after a success; after a failure, the error on its way matters more than one of the clean-up.
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _require_replaceable(out: Path, overwrite: bool) -> None:
+    if not os.path.lexists(out):
+        return
+    if not overwrite:
+        raise ConfigError(f"--out {out} exists; pass another directory, or --overwrite to replace a conversion")
+    if out.is_symlink() or not (out / RECORD_NAME).is_file():
+        raise ConfigError(
+            f"--out {out} exists and is not a directory written by a conversion (it has no {RECORD_NAME}); "
+            "--overwrite replaces only those. Remove it yourself or pass another directory"
+        )
+
+
+def _create(partial: Path, weight_bytes: int) -> None:
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        free_bytes = shutil.disk_usage(partial.parent).free
+        needed_bytes = weight_bytes + SMALL_FILES_BYTES
+        if free_bytes < needed_bytes:
+            raise ConfigError(
+                f"--out {partial.parent}: the file system has {free_bytes} bytes free, the conversion needs "
+                f"{needed_bytes}; free space or pass a directory elsewhere"
+            )
+        partial.mkdir()
+    except FileExistsError as error:
+        raise ConfigError(
+            f"{error.filename} exists: another conversion is writing it, or one was killed; remove it if none runs"
+        ) from error
+    except OSError as error:
+        raise _cannot_write(partial, error) from error
+
+
+def _sync(directory: Path) -> None:
+    for path in [*directory.rglob("*"), directory]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _publish(partial: Path, out: Path) -> None:
+    if not out.exists():
+        partial.rename(out)
+        return
+    replaced = out.with_name(f".{out.name}.replaced-{os.getpid()}")
+    out.rename(replaced)
+    partial.rename(out)
+    shutil.rmtree(replaced)
+
+
+def _cannot_write(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"--out {path}: cannot write there: {error}; pass a writable directory with enough space")

@@ -1,0 +1,1 @@
+"""Workers: load the model, hold the KV cache, run one step."""
