@@ -53,9 +53,7 @@ setup(
     packages=find_packages(include=["vllm_omni", "vllm_omni.*"]),
     package_data={"vllm_omni": ["deploy/**/*.yaml"]},
     install_requires=read_requirements(requirements),
-    extras_require={
-        name: read_requirements(f"{name}.txt") for name in ("edge", "diffusion", "bench", "dev")
-    },
+    extras_require={name: read_requirements(f"{name}.txt") for name in ("edge", "diffusion", "bench", "dev")},
     entry_points={
         "console_scripts": ["vllm-omni = vllm_omni.entrypoints.cli.main:main"],
         "vllm.platform_plugins": ["vllm_omni = vllm_omni.platforms.cpu.plugin:platform_class"],

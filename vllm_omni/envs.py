@@ -1,7 +1,7 @@
 """The only reader (and writer) of environment variables in the package.
 
 Each variable is one row of `VARIABLES`. Reading is an attribute access, evaluated each time:
-`envs.VLLM_OMNI_ABORT_TIMEOUT`. A malformed value raises `ConfigError` naming the variable, the value and what is
+`envs.VLLM_OMNI_CACHE_DIR`. A malformed value raises `ConfigError` naming the variable, the value and what is
 accepted. Every row has its line in `docs/configuration/environment_variables.md`; a test compares the two.
 """
 
@@ -45,16 +45,6 @@ def parse_bool(text: str) -> bool:
     raise ValueError("accepted: 1, true, yes, on, 0, false, no, off")
 
 
-def parse_seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ValueError("accepted: a number of seconds, 0 or more")
-    return value
-
-
 def parse_positive_int(text: str) -> int:
     if not text.strip().isdigit() or int(text) < 1:
         raise ValueError("accepted: a whole number, 1 or more")
@@ -78,9 +68,6 @@ def parse_choice(choices: Iterable[str]) -> Callable[[str], str]:
 
 VARIABLES: Mapping[str, Variable] = MappingProxyType(
     {
-        "VLLM_OMNI_ABORT_TIMEOUT": Variable(
-            2.0, parse_seconds, "Bound in seconds on the abort that follows a client's disconnect."
-        ),
         "VLLM_OMNI_CACHE_DIR": Variable(
             Path("~/.cache/vllm-omni").expanduser(), parse_path, "Directory for converted checkpoints and other caches."
         ),
@@ -94,10 +81,18 @@ VARIABLES: Mapping[str, Variable] = MappingProxyType(
             None, parse_positive_int, "Compute threads; unset: from cgroup quota, affinity mask and physical cores."
         ),
         "VLLM_OMNI_TARGET_DEVICE": Variable(
-            None, parse_choice(("cpu", "cuda")), "At install time: which device's requirements to take; unset: detected."
+            None,
+            parse_choice(("cpu", "cuda")),
+            "At install time: which device's requirements to take; unset: detected.",
         ),
         "VLLM_API_KEY": Variable(
             None, str, "API key required of clients, as `--api-key`; the flag wins.", "inherited_vllm"
+        ),
+        "VLLM_LOGGING_LEVEL": Variable(
+            "WARNING",
+            parse_choice(("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")),
+            "Level of vLLM's own messages; this package's events are always logged at INFO.",
+            "inherited_vllm",
         ),
         "VLLM_PLUGINS": Variable(
             None, str, "Comma-separated vLLM plugins to load; when set it must name `vllm_omni`.", "inherited_vllm"

@@ -4,7 +4,7 @@ Highest first: override of one stage, override of all, platform section, deploy 
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from vllm_omni.errors import ConfigError, ProfileNotFoundError, nearest
 
 logger = logging.getLogger(__name__)
 
+# From the model's facts to stage fields with value and reason.
+Derivation = Callable[[ModelFacts], Mapping[str, tuple[Any, str]]]
+
 
 def resolve_deployment(
     model: str,
@@ -28,6 +31,7 @@ def resolve_deployment(
     overrides: Mapping[str, Any] | None = None,
     stage_overrides: Mapping[str, Mapping[str, Any]] | str | None = None,
     platform: str = "cpu",
+    derive: Derivation | None = None,
 ) -> Deployment:
     """The effective configuration. Reads files only; takes well under a second.
 
@@ -38,6 +42,7 @@ def resolve_deployment(
         overrides: Explicitly given flags or keywords, by field name; None values count as not given.
         stage_overrides: Stage id (as text) to fields; JSON text is read.
         platform: Which `platforms:` section applies.
+        derive: Stage values that follow from model and machine, with their reasons; they fill keys that no layer sets.
 
     Raises:
         ProfileNotFoundError: The profile, or its file for this model, does not exist.
@@ -60,6 +65,7 @@ def resolve_deployment(
     tree.apply_platform(platform)
     apply_overrides(tree, overrides, stage_overrides)
     apply_pipeline_wide(tree)
+    _fill_derived(tree, derive(facts) if derive is not None else {})
     config = _complete(tree, facts, pipeline)
     return Deployment(facts, pipeline, config, _provenance(config, tree), files, platform)
 
@@ -146,6 +152,13 @@ def _fill_parsers(tree: LayeredTree, facts: ModelFacts, pipeline: PipelineConfig
         for stage_id in [stage.stage_id for stage in pipeline.stages if stage.owns_tokenizer]:
             if field not in tree.stages[stage_id] and name is not None:
                 tree.set_stage_field(stage_id, field, name, source)
+
+
+def _fill_derived(tree: LayeredTree, derived: Mapping[str, tuple[Any, str]]) -> None:
+    for field, (value, source) in derived.items():
+        for stage_id, stage in tree.stages.items():
+            if field not in stage:
+                tree.set_stage_field(stage_id, field, value, source)
 
 
 def _check_batch(stage: StageDeployConfig, tree: LayeredTree) -> None:

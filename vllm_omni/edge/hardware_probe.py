@@ -12,6 +12,9 @@ from pathlib import Path
 ISA_FLAGS = ("sse4_2", "avx2", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "amx_bf16")
 ARM_ISA_FLAGS = ("asimd", "asimddp", "i8mm", "bf16", "sve")
 
+# cgroup v1 writes "unlimited" as the largest page-aligned 64-bit number.
+NO_LIMIT_BYTES = 1 << 60
+
 
 @dataclass(frozen=True)
 class HardwareReport:
@@ -140,7 +143,7 @@ def _quota_cpus(groups: Collection[Path]) -> float | None:
 
 def _memory_limit(groups: Collection[Path]) -> int | None:
     limits = (_read_int(group / name) for group in groups for name in ("memory.max", "memory.limit_in_bytes"))
-    return _smallest(*limits)
+    return _smallest(*(limit for limit in limits if limit is not None and limit < NO_LIMIT_BYTES))
 
 
 def _memory_left(groups: Collection[Path]) -> int | None:

@@ -6,6 +6,8 @@ glibc keeps freed arenas mapped; after a model load that is hundreds of megabyte
 import ctypes
 import gc
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 logger = logging.getLogger("vllm_omni.memory")
@@ -21,6 +23,22 @@ def anonymous_bytes(pid: str = "self", root: Path = Path("/proc")) -> int | None
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
     return None
+
+
+@contextmanager
+def paused_collection() -> Iterator[None]:
+    """Stops the cyclic garbage collector for a block that only allocates, such as importing vLLM.
+
+    The collector walks the growing heap again and again and finds nothing: with it the imports of an engine took 15 s,
+    without it 9-12 s (two Zen 3 cores). Nests.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def release_freed_memory() -> int | None:

@@ -12,7 +12,14 @@ from typing import Any
 from vllm_omni import envs
 from vllm_omni.config.deploy_config import StageDeployConfig
 from vllm_omni.edge.memory import release_freed_memory
-from vllm_omni.engine.compat import AsyncEngineArgs, AsyncLLM, EngineDeadError, UsageContext, build_async_llm
+from vllm_omni.engine.compat import (
+    AsyncEngineArgs,
+    AsyncLLM,
+    EngineDeadError,
+    UsageContext,
+    build_async_llm,
+    parse_model_prompt,
+)
 from vllm_omni.engine.inline_client import InlineCoreClient
 from vllm_omni.engine.request_output import StageRequestOutput
 from vllm_omni.engine.stage import Stage, StageOutput, StageRequest
@@ -55,7 +62,9 @@ def engine_arguments(model: str, stage: StageDeployConfig) -> dict[str, Any]:
     if stage.kv_cache_memory_bytes is not None and stage.max_model_len is None:
         arguments["max_model_len"] = FIT_MAX_MODEL_LEN
     defaults = stage.default_sampling_params or {}
-    overrides = {GENERATION_CONFIG_NAMES[key]: value for key, value in defaults.items() if key in GENERATION_CONFIG_NAMES}
+    overrides = {
+        GENERATION_CONFIG_NAMES[key]: value for key, value in defaults.items() if key in GENERATION_CONFIG_NAMES
+    }
     if overrides:
         arguments["override_generation_config"] = overrides | arguments.get("override_generation_config", {})
     return arguments
@@ -83,7 +92,9 @@ class ARStage(Stage):
         self._llm: AsyncLLM | None = None
         self._client: InlineCoreClient | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._messages: asyncio.Queue[StageOutput] = asyncio.Queue()
+        # None only wakes the reader.
+        self._messages: asyncio.Queue[StageOutput | None] = asyncio.Queue()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def llm(self) -> AsyncLLM:
@@ -110,7 +121,7 @@ class ARStage(Stage):
             release_freed_memory()
 
     def _make_client(self, **arguments: Any) -> InlineCoreClient:
-        self._client = InlineCoreClient(**arguments)
+        self._client = InlineCoreClient(on_death=self._on_core_death, **arguments)
         return self._client
 
     async def submit(self, request: StageRequest) -> None:
@@ -130,12 +141,27 @@ class ARStage(Stage):
             self._messages.put_nowait(StageOutput(request_id, finished=True))
 
     async def outputs(self) -> AsyncIterator[StageOutput]:
-        while True:
-            yield await self._messages.get()
+        self._loop = asyncio.get_running_loop()
+        while self._is_alive():
+            message = await self._messages.get()
+            if message is not None:
+                yield message
+        raise self._dead_error()
 
     async def check_health(self) -> None:
-        if self._client is None or not self._client.is_alive or self.llm.errored:
-            raise StageError(f"stage {self.stage_id}: the engine core has died; see the log", self.stage_id)
+        if not self._is_alive():
+            raise self._dead_error()
+
+    def _is_alive(self) -> bool:
+        return self._client is not None and self._client.is_alive
+
+    def _dead_error(self) -> StageError:
+        return StageError(f"stage {self.stage_id}: the engine core has died; see the log", self.stage_id)
+
+    def _on_core_death(self) -> None:
+        """Wakes the reader of `outputs`; called in the engine thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._messages.put_nowait, None)
 
     def shutdown(self, timeout_s: float) -> None:
         llm, self._llm = self._llm, None
@@ -144,19 +170,26 @@ class ARStage(Stage):
         elif self._client is not None:
             self._client.shutdown(timeout_s)
 
+    async def _render(self, prompt: Any, tokenization_kwargs: Mapping[str, Any] | None) -> Any:
+        """Tokenises a raw prompt off the event loop; what vLLM's serving classes have rendered passes through."""
+        if not isinstance(prompt, (str, list, dict)) or (isinstance(prompt, dict) and "type" in prompt):
+            return prompt
+        renderer = self.llm.renderer
+        parsed = parse_model_prompt(self.llm.model_config, prompt)
+        token_params = renderer.default_cmpl_tok_params.with_kwargs(**(tokenization_kwargs or {}))
+        (rendered,) = await renderer.render_cmpl_async([parsed], token_params)
+        return rendered
+
     async def _generate(self, request: StageRequest) -> None:
         """Runs one request and turns whatever happens to it into messages."""
-        options: Mapping[str, Any] = request.options
         try:
-            async for output in self.llm.generate(
-                request.prompt, request.sampling_params, request.request_id, **options
-            ):
+            options = dict(request.options)
+            prompt = await self._render(request.prompt, options.pop("tokenization_kwargs", None))
+            async for output in self.llm.generate(prompt, request.sampling_params, request.request_id, **options):
                 result = StageRequestOutput.from_stage_output(output, request.request_id, self.stage_id)
                 self._messages.put_nowait(StageOutput(request.request_id, result, finished=output.finished))
-        except EngineDeadError as error:
-            dead = StageError(f"stage {self.stage_id}: the engine core has died; see the log", self.stage_id)
-            dead.__cause__ = error
-            self._messages.put_nowait(StageOutput(request.request_id, error=dead))
+        except EngineDeadError:
+            self._messages.put_nowait(StageOutput(request.request_id, error=self._dead_error()))
         except Exception as error:
             self._messages.put_nowait(StageOutput(request.request_id, error=error))
         finally:

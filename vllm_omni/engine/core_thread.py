@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from vllm_omni.engine.compat import (
     EngineCore,
@@ -52,7 +52,7 @@ class Stop:
     """Ends the loop after the current step."""
 
 
-Work = EngineCoreRequest | Abort | Call | Stop
+Work: TypeAlias = EngineCoreRequest | Abort | Call | Stop
 
 
 class CoreThread:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,13 +21,28 @@ class InlineCoreClient(EngineCoreClient):
 
     Outputs cross from the engine thread through a deque and one wake-up of the loop, so tokens of several steps that
     pile up while the loop is busy cost one wake-up, not several.
+
+    Args:
+        vllm_config: The engine's configuration.
+        executor_class: vLLM executor that runs in the calling thread.
+        log_stats: Whether the scheduler collects statistics.
+        on_death: Called in the engine thread when it has died.
+        _unused: What vLLM passes for clients over sockets.
     """
 
     engine_ranks_managed = (0,)
 
-    def __init__(self, vllm_config: VllmConfig, executor_class: type, log_stats: bool, **_unused: Any):
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        executor_class: type,
+        log_stats: bool,
+        on_death: Callable[[], None],
+        **_unused: Any,
+    ):
         # `AsyncLLM.errored` reads `resources.engine_dead`.
         self.resources = SimpleNamespace(engine_dead=False)
+        self._on_death = on_death
         self._outputs: deque[EngineCoreOutputs] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._arrived: asyncio.Event | None = None
@@ -125,6 +141,7 @@ class InlineCoreClient(EngineCoreClient):
     def _die(self, _error: BaseException) -> None:
         self.resources.engine_dead = True
         self._wake()
+        self._on_death()
 
     def _wake(self) -> None:
         if self._loop is not None and self._arrived is not None and not self._loop.is_closed():

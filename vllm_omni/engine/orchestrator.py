@@ -131,7 +131,7 @@ class Orchestrator:
 
     async def wait_idle(self, timeout_s: float) -> bool:
         """Waits until nothing is in flight; False when `timeout_s` passed first."""
-        if self._idle is None:
+        if self._idle is None or not self._requests:
             return True
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
@@ -176,7 +176,9 @@ class Orchestrator:
                 done.set_result(None)
 
         threading.Thread(target=start, name=f"omni-start-{stage.stage_id}", daemon=True).start()
-        setting, limit_s = min(("init_timeout", remaining_s), ("stage_init_timeout", stage_timeout_s), key=lambda x: x[1])
+        setting, limit_s = min(
+            ("init_timeout", remaining_s), ("stage_init_timeout", stage_timeout_s), key=lambda x: x[1]
+        )
         # A TimeoutError from the stage itself is the stage's own failure.
         if not wait([done], timeout=max(0.0, limit_s)).done:
             raise EngineError(

@@ -31,7 +31,7 @@ class StageOutput:
     """One message from a stage about one request; exactly one message per request has `finished` or `error` set.
 
     Attributes:
-        output: The stage's result; None when `error` is set, or when the request was aborted before it reached the engine.
+        output: The stage's result; None when `error` is set, or when the request was aborted before the engine had it.
         finished: No further message follows for this request.
         error: Why the request ended without a result. It concerns this request alone unless `Stage.check_health`
             raises as well.

@@ -11,7 +11,6 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm_omni.engine.orchestrator import Orchestrator
 from vllm_omni.engine.stage import StageRequest
 from vllm_omni.entrypoints.omni_base import prepare, start_orchestrator
 from vllm_omni.errors import ConfigError, RequestError
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from vllm_omni.config.resolve import Deployment
+    from vllm_omni.config.deployment import Deployment
 
 logger = logging.getLogger("vllm_omni.engine")
 
@@ -136,7 +135,7 @@ class AsyncOmni:
             self._forget(request_id, internal_id)
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
-        """Stops requests by the callers' ids; their `generate` ends with finish reason `abort`. Unknown ids are ignored."""
+        """Stops requests by the callers' ids; their `generate` ends with finish reason `abort`. Ignores unknown ids."""
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
         for caller_id in request_ids:
             for internal_id in tuple(self._internal_ids.get(caller_id, ())):

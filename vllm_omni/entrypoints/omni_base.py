@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni import envs
-from vllm_omni.config.resolve import Deployment, resolve_deployment
+from vllm_omni.config.deployment import Deployment
+from vllm_omni.config.model_facts import ModelFacts
+from vllm_omni.config.resolve import resolve_deployment
+from vllm_omni.edge.compute_dtype import choose_dtype
+from vllm_omni.edge.hardware_probe import probe_hardware
+from vllm_omni.edge.memory import paused_collection
 from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.cpu import plugin
+from vllm_omni.platforms.cpu.quiet import silence_inapplicable_messages
 from vllm_omni.platforms.cpu.threads import configure_threads
 from vllm_omni.quantization.checkpoint import check_checkpoint
 
@@ -20,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm_omni.engine")
 
+# Name of the entry points in setup.py.
+PLUGIN_NAME = "vllm_omni"
 SUPERSEDED_KEYWORDS = ("stage_configs_path", "stage_configs")
 LORA_KEYWORDS = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")
 
@@ -47,23 +55,42 @@ def prepare(
         ConfigError: A name, value, file or combination is wrong.
         WeightError: The checkpoint is damaged or incomplete.
     """
+    _check_plugins()
     given = dict(overrides or {})
     for name in SUPERSEDED_KEYWORDS:
         if name in given:
             raise ConfigError(f"{name} is superseded; give a deploy YAML as deploy_config, or deploy_profile")
     for name in LORA_KEYWORDS:
         if given.get(name):
-            raise ConfigError(f"{name}={given[name]!r}: LoRA adapters are not supported; merge the adapter and serve that")
+            raise ConfigError(
+                f"{name}={given[name]!r}: LoRA adapters are not supported; merge the adapter and serve that"
+            )
     deployment = resolve_deployment(
         model,
         deploy_config=deploy_config,
         deploy_profile=deploy_profile,
         overrides=given,
         stage_overrides=stage_overrides,
+        derive=derive_from_hardware,
     )
     if check_weights:
         _check_weights(deployment)
     return deployment
+
+
+def _check_plugins() -> None:
+    plugins = envs.VLLM_PLUGINS
+    if plugins is not None and PLUGIN_NAME not in plugins.split(","):
+        raise ConfigError(
+            f"environment variable VLLM_PLUGINS={plugins!r} keeps vLLM from loading this package; "
+            f"add {PLUGIN_NAME!r} to the list, or unset the variable"
+        )
+
+
+def derive_from_hardware(facts: ModelFacts) -> Mapping[str, tuple[Any, str]]:
+    """Stage fields that follow from the machine, with their reasons."""
+    choice = choose_dtype(facts.dtype, probe_hardware())
+    return {} if choice is None else {"dtype": choice}
 
 
 def _check_weights(deployment: Deployment) -> None:
@@ -88,11 +115,17 @@ def start_orchestrator(deployment: Deployment, *, log_stats: bool, log_requests:
     configure_threads(max((count for count in num_threads if count is not None), default=None))
     plugin.activate(deployment.facts.architectures)
     # The executor runs in this process: vLLM must neither spawn workers nor expect them.
-    envs.export({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+    envs.export({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": envs.VLLM_LOGGING_LEVEL})
 
+    with paused_collection():
+        return _start_stages(deployment, log_stats=log_stats, log_requests=log_requests)
+
+
+def _start_stages(deployment: Deployment, *, log_stats: bool, log_requests: bool) -> "Orchestrator":
     from vllm_omni.engine.ar_stage import ARStage
     from vllm_omni.engine.orchestrator import Orchestrator
 
+    silence_inapplicable_messages()
     limits = deployment.config.orchestrator
     stages = [
         ARStage(

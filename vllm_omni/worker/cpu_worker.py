@@ -7,6 +7,8 @@ from typing import Any
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
 
+from vllm_omni.edge.memory import anonymous_bytes
+
 logger = logging.getLogger("vllm_omni.worker")
 
 
@@ -14,11 +16,10 @@ class OmniCPUWorker(CPUWorker):
     """vLLM's CPU worker with a report of what was requested and what was allocated."""
 
     def load_model(self, **arguments: Any) -> None:
-        """Loads the weights and logs how many bytes they take and how long it took."""
+        """Loads the weights and logs how long it took and what the process has allocated since its start."""
         start = time.monotonic()
         super().load_model(**arguments)
-        weight_bytes = sum(p.numel() * p.element_size() for p in self.model_runner.get_model().parameters())
-        logger.info("event=model_loaded weight_bytes=%d seconds=%.2f", weight_bytes, time.monotonic() - start)
+        logger.info("event=model_loaded seconds=%.2f rss_anon_bytes=%s", time.monotonic() - start, anonymous_bytes())
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocates the KV cache and logs requested and allocated bytes."""

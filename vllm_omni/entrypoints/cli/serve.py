@@ -5,12 +5,14 @@ once. Flags that are not listed but name a vLLM engine field are passed on; anyt
 """
 
 import argparse
+import logging
+import os
 import sys
 import time
 import types
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 from pydantic import BaseModel
 
@@ -27,8 +29,9 @@ SCHEMAS: tuple[type[BaseModel], ...] = (StageDeployConfig, OrchestratorConfig)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds everything that `serve` accepts."""
-    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="checkpoint directory to serve")
-    parser.add_argument("--model", help="the same, as a flag")
+    # MODEL is not the parser's: it would take the value of an unlisted flag for it. `parse_unknown` finds it.
+    parser.usage = "%(prog)s MODEL [options]"
+    parser.add_argument("--model", metavar="MODEL", help="checkpoint directory to serve, as a flag")
     parser.add_argument("--omni", action="store_true", help="accepted for compatibility; this command always is Omni")
     _add_server_arguments(parser.add_argument_group("server"))
     _add_deploy_arguments(parser.add_argument_group("deployment"))
@@ -77,40 +80,55 @@ def _add_field_flag(group: Any, name: str, field: Any) -> None:
         group.add_argument(flag, metavar="V", default=argparse.SUPPRESS, help=help_text)
 
 
-def parse_unknown(words: Sequence[str]) -> dict[str, Any]:
-    """Flags that no parser knows, as overrides: `--name value`, `--name=value`, `--name`, `--no-name`.
+def parse_unknown(words: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
+    """The model, and flags that are not listed as overrides: `--name value`, `--name=value`, `--name`, `--no-name`.
 
     Raises:
-        ConfigError: A word is not a flag and belongs to none.
+        ConfigError: A word is neither a flag nor a flag's value, and a model was there already.
     """
+    model: str | None = None
     overrides: dict[str, Any] = {}
     position = 0
     while position < len(words):
         word = words[position]
         position += 1
+        if model is None and not word.startswith("-"):
+            model = word
+            continue
         if not word.startswith("--") or len(word) < 3:
             raise ConfigError(f"unexpected argument {word!r}; `vllm-omni serve --help` lists what is accepted")
         name, separator, value = word[2:].partition("=")
         key = name.replace("-", "_")
         if separator:
             overrides[key] = value
-        elif position < len(words) and not words[position].startswith("--"):
-            overrides[key] = words[position]
-            position += 1
         elif key.startswith("no_"):
             overrides[key.removeprefix("no_")] = False
+        elif position < len(words) and not words[position].startswith("--") and not _is_switch(key):
+            overrides[key] = words[position]
+            position += 1
         else:
             overrides[key] = True
-    return overrides
+    return model, overrides
 
 
-def collect_overrides(args: argparse.Namespace, unknown: Sequence[str]) -> dict[str, Any]:
-    """The overrides that were typed, by field name."""
+def _is_switch(key: str) -> bool:
+    """Whether an unlisted flag stands for a truth value, so that the word after it is not its value."""
+    from vllm_omni.config.engine_fields import engine_field_types
+    from vllm_omni.config.overrides import STAGE_FIELD_PATTERN
+
+    field = STAGE_FIELD_PATTERN.sub(r"\2", key)
+    if field in StageDeployConfig.model_fields:
+        return _is_bool(StageDeployConfig.model_fields[field].annotation)
+    return engine_field_types().get(field) in ("bool", "bool | None")
+
+
+def collect_overrides(args: argparse.Namespace) -> dict[str, Any]:
+    """The values of listed flags that were typed, by field name."""
     names = [name for schema in SCHEMAS for name, _ in flag_fields(schema)]
     given = {name: getattr(args, name) for name in names if hasattr(args, name)}
     if args.async_chunk is not None:
         given["async_chunk"] = args.async_chunk
-    return given | parse_unknown(unknown)
+    return given
 
 
 def served_names(model: str, configured: Sequence[str] | None) -> tuple[str, ...]:
@@ -125,7 +143,8 @@ def run_with_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> int:
     from vllm_omni.entrypoints.omni_base import prepare
 
     started_at = time.monotonic()
-    model = args.model_tag or args.model
+    model_word, unlisted = parse_unknown(unknown)
+    model = model_word or args.model
     if not model:
         raise ConfigError("no model given; accepted: a checkpoint directory, as in `vllm-omni serve DIR`")
     deployment = prepare(
@@ -133,7 +152,7 @@ def run_with_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> int:
         deploy_config=args.deploy_config,
         deploy_profile=args.deploy_profile,
         stage_overrides=args.stage_overrides,
-        overrides=collect_overrides(args, unknown),
+        overrides=collect_overrides(args) | unlisted,
         check_weights=not args.print_config,
     )
     if args.print_config:
@@ -152,4 +171,12 @@ def run_with_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> int:
         log_requests=args.enable_log_requests,
         uvicorn_log_level=args.uvicorn_log_level,
     )
-    return run_server(deployment, options, started_at)
+    leave(run_server(deployment, options, started_at))
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process. The engine is freed already; taking the interpreter apart object by object costs seconds."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -20,11 +20,15 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from vllm_omni.config.deployment import Deployment
+from vllm_omni.edge.memory import paused_collection
+from vllm_omni.entrypoints.openai.errors import App
 from vllm_omni.entrypoints.openai.gateway import Gateway
 from vllm_omni.entrypoints.openai.middleware import AdmissionMiddleware, ApiKeyMiddleware, BodyLimitMiddleware
 from vllm_omni.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fastapi import FastAPI
+
     from vllm_omni.entrypoints.async_omni import AsyncOmni
 
 logger = logging.getLogger("vllm_omni.server")
@@ -98,7 +102,9 @@ def run_server(deployment: Deployment, options: ServerOptions, started_at: float
     """
     sock = bind_socket(options.host, options.port)
     if not is_loopback(options.host) and not options.api_keys:
-        logger.warning("event=open_server host=%s reason=reachable from other machines and no --api-key is set", options.host)
+        logger.warning(
+            "event=open_server host=%s reason=reachable from other machines and no --api-key is set", options.host
+        )
     with contextlib.closing(sock):
         return asyncio.run(_Server(deployment, options, sock, started_at).run())
 
@@ -163,7 +169,7 @@ class _Server(uvicorn.Server):
         def load() -> None:
             value, failure = None, None
             try:
-                value = self._load()
+                value = self._load(loop)
             except BaseException as error:
                 failure = error
             with contextlib.suppress(RuntimeError):  # The loop is closed: the server has ended meanwhile.
@@ -172,16 +178,34 @@ class _Server(uvicorn.Server):
         threading.Thread(target=load, name="omni-load", daemon=True).start()
         return result
 
-    def _load(self) -> Any:
+    def _load(self, loop: asyncio.AbstractEventLoop) -> Any:
+        with paused_collection():
+            app = self._build()
+        asyncio.run_coroutine_threadsafe(self._warm_up(app), loop).result()
+        return self._guard(app)
+
+    def _build(self) -> "FastAPI":
         from vllm_omni.entrypoints.async_omni import AsyncOmni
 
         self.omni = AsyncOmni.from_deployment(
             self.deployment, log_stats=self.options.log_stats, log_requests=self.options.log_requests
         )
 
-        from vllm_omni.entrypoints.openai.serving import ServingOptions, build_app, refused_counter
+        from vllm_omni.entrypoints.openai.serving import ServingOptions, build_app
 
-        app = build_app(self.omni, ServingOptions(self.options.served_model_names))
+        return build_app(self.omni, ServingOptions(self.options.served_model_names))
+
+    async def _warm_up(self, app: "FastAPI") -> None:
+        from vllm_omni.entrypoints.openai.route_warm_up import warm_up_routes
+
+        has_template = self.deployment.stage(0).chat_template or self.deployment.facts.chat_template
+        await warm_up_routes(app, self.options.served_model_names[0], has_chat_template=bool(has_template))
+
+    def _guard(self, app: "FastAPI") -> App:
+        """The application behind queue bound, body limit and keys."""
+        from vllm_omni.entrypoints.openai.serving import refused_counter
+
+        assert self.omni is not None
         limits = self.deployment.config.orchestrator
         admitted = AdmissionMiddleware(app, self.omni.max_requests, limits.retry_after_s, refused_counter().inc)
         return ApiKeyMiddleware(BodyLimitMiddleware(admitted, limits.max_request_bytes), self.options.api_keys)

@@ -2,7 +2,6 @@
 
 ```
 starting ──install(app)──> ready ──begin_shutdown()──> draining
-    └──────────── fail(error) ──────────> failed
 ```
 """
 

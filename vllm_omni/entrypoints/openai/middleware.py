@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from vllm_omni.entrypoints.openai.errors import App, Message, Receive, Scope, Send, send_error
 
 HEALTH_PATHS = frozenset({"/health", "/health/ready"})
+POLICY_VIOLATION = 1008
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 
 
@@ -26,13 +27,20 @@ class ApiKeyMiddleware:
         self._accepted = [f"Bearer {key}".encode() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._accepted and scope["path"] not in HEALTH_PATHS:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not any(hmac.compare_digest(given, accepted) for accepted in self._accepted):
-                message = "missing or wrong API key; send it as `Authorization: Bearer KEY`"
-                await send_error(send, 401, "AuthenticationError", message, {"www-authenticate": "Bearer"})
-                return
-        await self.app(scope, receive, send)
+        if self._may_pass(scope):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": POLICY_VIOLATION})
+        else:
+            message = "missing or wrong API key; send it as `Authorization: Bearer KEY`"
+            await send_error(send, 401, "AuthenticationError", message, {"www-authenticate": "Bearer"})
+
+    def _may_pass(self, scope: Scope) -> bool:
+        if not self._accepted or scope["type"] not in ("http", "websocket") or scope["path"] in HEALTH_PATHS:
+            return True
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        # Every key is compared, so that the time taken does not tell which one came close.
+        return any([hmac.compare_digest(given, accepted) for accepted in self._accepted])
 
 
 class BodyLimitMiddleware:

@@ -94,9 +94,7 @@ def _fill_state(state: Any, omni: AsyncOmni, options: ServingOptions) -> None:
     )
     paths = [BaseModelPath(name=name, model_path=omni.model) for name in options.served_model_names]
     models = state.openai_serving_models = OpenAIServingModels(omni, paths)
-    renderer = OnlineRenderer(
-        omni.model_config, omni.renderer, request_logger=None, **template_options, **parsers
-    )
+    renderer = OnlineRenderer(omni.model_config, omni.renderer, request_logger=None, **template_options, **parsers)
     renderer.warmup()
     state.openai_serving_chat = OpenAIServingChat(
         omni, models, "assistant", online_renderer=renderer, request_logger=None, **template_options, **parsers
