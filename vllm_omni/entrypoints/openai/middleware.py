@@ -39,8 +39,7 @@ class ApiKeyMiddleware:
         if not self._accepted or scope["type"] not in ("http", "websocket") or scope["path"] in HEALTH_PATHS:
             return True
         given = dict(scope["headers"]).get(b"authorization", b"")
-        # Every key is compared, so that the time taken does not tell which one came close.
-        return any([hmac.compare_digest(given, accepted) for accepted in self._accepted])
+        return any(hmac.compare_digest(given, accepted) for accepted in self._accepted)
 
 
 class BodyLimitMiddleware:
