@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shlex
 import sys
 import tempfile
@@ -89,9 +90,11 @@ class Comparison:
         return result
 
     def _measure_warm(self, arm: Arm, environment: Mapping[str, str], name: str, number: int) -> Measurement:
+        load_average = os.getloadavg()[0]
         with self._server(arm, environment, name) as (server, ready_s):
             say(f"{name}: measuring")
             result = measure(server, self.plan.workload, number)
+            result.notes["load_average_1_min_before"] = load_average
             result.notes["health"] = fetch_text(server.port, arm.ready_path)
             result.notes["log"] = path_lines(server.log_text())
         result.values["ready_s"] = ready_s

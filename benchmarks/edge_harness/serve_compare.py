@@ -102,6 +102,7 @@ def make_plan(args: argparse.Namespace, python: Path) -> Plan:
 def settings_facts(plan: Plan) -> dict[str, Any]:
     """What both servers were told and what was sent, for the report."""
     given = asdict(plan.settings) | {"model": str(plan.settings.model)}
+    given["max_model_len"] = plan.settings.max_model_len or "what each server chooses"
     facts = {"rounds": plan.rounds, **given, **asdict(plan.workload)}
     return facts | ({"cold_start": COLD_NOTE} if plan.is_cold else {})
 

@@ -2,12 +2,14 @@
 
 import functools
 from dataclasses import dataclass
+from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from prometheus_client import Counter
+from starlette.exceptions import HTTPException
 from vllm.entrypoints.openai.chat_completion.api_router import attach_router as attach_chat_router
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.api_router import attach_router as attach_completion_router
@@ -66,6 +68,8 @@ def build_app(omni: AsyncOmni, options: ServingOptions) -> FastAPI:
     _fill_state(app.state, omni, options)
     attach_tokenize_router(app)
     init_exception_handler(app)
+    # Unknown paths, wrong methods, unreadable bodies: the framework raises its own class; vLLM handles only a subclass.
+    app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(RequestError, _answer_request_error)
     app.add_exception_handler(CapacityError, _answer_capacity_error)
     app.add_exception_handler(StageError, _answer_stage_error)
@@ -77,9 +81,11 @@ def _fill_state(state: Any, omni: AsyncOmni, options: ServingOptions) -> None:
     stage = omni.deployment.stage(0)
     limits = omni.deployment.config.orchestrator
     template = load_chat_template(stage.chat_template)
-    parsers = {
+    parsers: dict[str, Any] = {
         "tool_parser": stage.tool_call_parser,
         "enable_auto_tools": stage.tool_call_parser is not None,
+        # Arguments of a call follow the tool's schema; vLLM's default leaves them free unless the tool says `strict`.
+        "tool_strict_level": "parameter",
         "reasoning_parser": stage.reasoning_parser or "",
     }
     template_options: dict[str, Any] = {"chat_template": template, "chat_template_content_format": "auto"}
@@ -107,6 +113,12 @@ def _fill_state(state: Any, omni: AsyncOmni, options: ServingOptions) -> None:
         omni, models, renderer, request_logger=None, **template_options, **parsers
     )
     state.serving_tokenization = ServingTokenization(models, renderer, **template_options)
+
+
+async def _answer_http_exception(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    body = error_body(error.status_code, HTTPStatus(error.status_code).phrase, error.detail)
+    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
 
 async def _answer_request_error(_request: Request, error: Exception) -> JSONResponse:
