@@ -18,8 +18,8 @@ HEAD = f"""# Command line
 
 Written by `{COMMAND}`; do not edit.
 
-`serve` also takes any vLLM engine field as a flag, and flags of one stage: `--stage-0-max-num-seqs 2`. [Profiles](../profiles.md)
-tells what wins over what; [architecture](../architecture.md#errors) lists the exit codes.
+`serve` also takes any vLLM engine field as a flag, and flags of one stage: `--stage-0-max-num-seqs 2`.
+[Profiles](../profiles.md) tells what wins over what; [architecture](../architecture.md#errors) lists the exit codes.
 """
 CODE = "import sys; from vllm_omni.entrypoints.cli.main import main; sys.exit(main(sys.argv[1:]))"
 

@@ -33,7 +33,7 @@ def anchors(text: str) -> set[str]:
 def is_broken(page: Path, target: str) -> bool:
     name, _, anchor = target.partition("#")
     path = page if not name else page.parent / name
-    return not path.exists() or bool(anchor) and anchor not in anchors(path.read_text())
+    return not path.exists() or (bool(anchor) and anchor not in anchors(path.read_text()))
 
 
 @pytest.mark.parametrize("page", markdown_files(), ids=lambda page: str(page.relative_to(ROOT)))

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engine
 
 NUM_CLIENTS = 100
 CAPACITY = 10
-LONG_PROMPT = "word " * 7000
+LONG_PROMPT = "word " * 4000
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,7 @@
-"""The edge profile compiles nothing: not the model, not vLLM's helpers, not at the start and not on first use."""
+"""The edge profile compiles nothing: not the model, not vLLM's helpers, not at the start and not on first use.
+
+The script imports vLLM before this package, as sorted imports do: the engine must come out the same.
+"""
 
 import subprocess
 import sys
@@ -10,15 +13,19 @@ pytestmark = pytest.mark.engine
 
 SCRIPT = """
 import asyncio, sys
+from vllm import SamplingParams
+from vllm.platforms import current_platform
+
 from vllm_omni import AsyncOmni
 
 async def main():
+    before = current_platform.get_device_name()
     omni = AsyncOmni(model=sys.argv[1], deploy_profile="edge")
-    from vllm import SamplingParams
     params = SamplingParams(max_tokens=3, temperature=1.0, top_k=5, top_p=0.9, logprobs=2, prompt_logprobs=1)
     async for output in omni.generate("Hello", params):
         pass
     omni.shutdown()
+    print("platform", type(current_platform).__name__, before, current_platform.get_device_name())
 
 asyncio.run(main())
 """
@@ -32,5 +39,6 @@ def test_nothing_is_compiled(smollm2: Path, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("CXX", "/bin/false")
     run = subprocess.run([sys.executable, "-c", SCRIPT, str(smollm2)], capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr
+    assert "platform OmniCpuPlatform cpu cpu" in run.stdout
     compiled = [path for root in caches.values() for path in root.rglob("*") if path.suffix in (".so", ".cpp", ".o")]
     assert compiled == []

@@ -80,8 +80,9 @@ def test_a_system_message_and_earlier_turns(client: openai.OpenAI) -> None:
         {"role": "user", "content": [{"type": "text", "text": "And of Italy?"}]},
     ]
     answer = chat(client, messages=messages)
-    assert "Rome" in answer.choices[0].message.content
-    assert answer.usage.prompt_tokens > chat(client, max_tokens=1).usage.prompt_tokens - 20
+    assert answer.choices[0].message.content
+    shorter = chat(client, messages=messages[:2], max_tokens=1)
+    assert answer.usage.prompt_tokens > shorter.usage.prompt_tokens + 10
 
 
 @pytest.mark.parametrize("tool_choice", ["required", NAMED], ids=["required", "named"])

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni import envs
-from vllm_omni.config.deploy_config import StageDeployConfig
 from vllm_omni.config.deployment import Deployment
 from vllm_omni.config.model_facts import ModelFacts
 from vllm_omni.config.resolve import resolve_deployment
@@ -29,8 +28,6 @@ logger = logging.getLogger("vllm_omni.engine")
 
 # Name of the entry points in setup.py.
 PLUGIN_NAME = "vllm_omni"
-# vLLM's CompilationMode.NONE.
-NO_COMPILATION = 0
 SUPERSEDED_KEYWORDS = ("stage_configs_path", "stage_configs")
 LORA_KEYWORDS = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")
 
@@ -117,9 +114,6 @@ def start_orchestrator(deployment: Deployment, *, log_stats: bool, log_requests:
     num_threads = {stage.num_threads for stage in deployment.config.stages}
     configure_threads(max((count for count in num_threads if count is not None), default=None))
     plugin.activate(deployment.facts.architectures)
-    if all(compiles_nothing(stage) for stage in deployment.config.stages):
-        # vLLM also compiles helpers of its sampler, on first use, whatever the configuration of the model says.
-        envs.export({"TORCH_COMPILE_DISABLE": "1"})
     # The executor runs in this process: vLLM must neither spawn workers nor expect them.
     envs.export({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": envs.VLLM_LOGGING_LEVEL})
 
@@ -127,15 +121,12 @@ def start_orchestrator(deployment: Deployment, *, log_stats: bool, log_requests:
         return _start_stages(deployment, log_stats=log_stats, log_requests=log_requests)
 
 
-def compiles_nothing(stage: StageDeployConfig) -> bool:
-    """Whether a stage's configuration rules out torch.compile."""
-    return bool(stage.enforce_eager) or (stage.compilation_config or {}).get("mode") == NO_COMPILATION
-
-
 def _start_stages(deployment: Deployment, *, log_stats: bool, log_requests: bool) -> "Orchestrator":
     from vllm_omni.engine.ar_stage import ARStage
     from vllm_omni.engine.orchestrator import Orchestrator
+    from vllm_omni.platforms.cpu.platform import adopt_current_platform
 
+    adopt_current_platform()
     silence_inapplicable_messages()
     limits = deployment.config.orchestrator
     stages = [

@@ -1,5 +1,6 @@
 """What stands before vLLM's routes: keys, body size, and the bound of the queue. Plain ASGI, no framework."""
 
+import asyncio
 import contextlib
 import hmac
 from collections.abc import Callable, Sequence
@@ -8,7 +9,12 @@ from vllm_omni.entrypoints.openai.errors import App, Message, Receive, Scope, Se
 
 HEALTH_PATHS = frozenset({"/health", "/health/ready"})
 POLICY_VIOLATION = 1008
-GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
+GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/responses"})
+
+
+# What is read of a body that is refused: a client that is still sending sees a reset connection and not the answer.
+DRAIN_LIMIT_BYTES = 64 << 20
+DRAIN_LIMIT_S = 5.0
 
 
 class BodyTooLargeError(Exception):
@@ -55,18 +61,21 @@ class BodyLimitMiddleware:
             return
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if declared.isdigit() and int(declared) > self.max_bytes:
+            await drain(receive)
             await self._refuse(send)
             return
         await self._run_counted(scope, receive, send)
 
     async def _run_counted(self, scope: Scope, receive: Receive, send: Send) -> None:
         received_bytes = 0
+        more = True
         started = False
 
         async def counted_receive() -> Message:
-            nonlocal received_bytes
+            nonlocal received_bytes, more
             message = await receive()
             received_bytes += len(message.get("body", b""))
+            more = message.get("more_body", False)
             if received_bytes > self.max_bytes:
                 raise BodyTooLargeError
             return message
@@ -82,12 +91,26 @@ class BodyLimitMiddleware:
         with contextlib.suppress(BodyTooLargeError):
             await self.app(scope, counted_receive, watched_send)
         if received_bytes > self.max_bytes and not started:
+            if more:
+                await drain(receive)
             await self._refuse(send)
 
     async def _refuse(self, send: Send) -> None:
         message = f"the request body is larger than {self.max_bytes} bytes (orchestrator.max_request_bytes)"
-        # The rest of the body is not read, so the connection cannot be used again.
+        # What was not read of the body makes the connection useless.
         await send_error(send, 413, "RequestTooLargeError", message, {"connection": "close"})
+
+
+async def drain(receive: Receive) -> None:
+    """Reads and drops the rest of a body, within limits."""
+    num_bytes = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_LIMIT_S):
+            while num_bytes < DRAIN_LIMIT_BYTES:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return
 
 
 class AdmissionMiddleware:

@@ -1,6 +1,7 @@
 """vLLM's OpenAI serving classes over `AsyncOmni`: which routes exist and how they are configured."""
 
 import functools
+import traceback
 from dataclasses import dataclass
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from fastapi.responses import JSONResponse
 from prometheus_client import Counter
 from starlette.exceptions import HTTPException
 from vllm.entrypoints.openai.chat_completion.api_router import attach_router as attach_chat_router
+from vllm.entrypoints.openai.chat_completion.batch_serving import OpenAIServingChatBatch
 from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
 from vllm.entrypoints.openai.completion.api_router import attach_router as attach_completion_router
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
@@ -19,6 +21,7 @@ from vllm.entrypoints.openai.models.protocol import BaseModelPath
 from vllm.entrypoints.openai.models.serving import OpenAIServingModels
 from vllm.entrypoints.openai.responses.api_router import attach_router as attach_responses_router
 from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
+from vllm.entrypoints.serve.exception_handling.handlers.exception import exception_handler
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.entrypoints.serve.instrumentator.metrics import attach_router as attach_metrics_router
 from vllm.entrypoints.serve.tokenize.api_router import attach_router as attach_tokenize_router
@@ -42,6 +45,20 @@ class ServingOptions:
     """
 
     served_model_names: tuple[str, ...]
+
+
+# What OpenAI's API knows; templates render any other name as if the model had been trained on it.
+CHAT_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function"})
+
+
+class ServingChat(OpenAIServingChat):
+    """vLLM's chat class, which also refuses roles that do not exist."""
+
+    async def create_chat_completion(self, request: Any, raw_request: Request | None = None) -> Any:
+        unknown = sorted({str(message["role"]) for message in request.messages} - CHAT_ROLES)
+        if unknown:
+            raise RequestError(f"messages: unknown role {unknown[0]!r}; accepted: {', '.join(sorted(CHAT_ROLES))}")
+        return await super().create_chat_completion(request, raw_request)
 
 
 @functools.cache
@@ -70,6 +87,8 @@ def build_app(omni: AsyncOmni, options: ServingOptions) -> FastAPI:
     init_exception_handler(app)
     # Unknown paths, wrong methods, unreadable bodies: the framework raises its own class; vLLM handles only a subclass.
     app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(AttributeError, _answer_unchecked_type)
+    app.add_exception_handler(KeyError, _answer_unchecked_type)
     app.add_exception_handler(RequestError, _answer_request_error)
     app.add_exception_handler(CapacityError, _answer_capacity_error)
     app.add_exception_handler(StageError, _answer_stage_error)
@@ -102,10 +121,14 @@ def _fill_state(state: Any, omni: AsyncOmni, options: ServingOptions) -> None:
     models = state.openai_serving_models = OpenAIServingModels(omni, paths)
     renderer = OnlineRenderer(omni.model_config, omni.renderer, request_logger=None, **template_options, **parsers)
     renderer.warmup()
-    state.openai_serving_chat = OpenAIServingChat(
-        omni, models, "assistant", online_renderer=renderer, request_logger=None, **template_options, **parsers
-    )
-    state.openai_serving_chat_batch = None
+    for attribute, serving_class in (
+        ("openai_serving_chat", OpenAIServingChat),
+        ("openai_serving_chat_batch", OpenAIServingChatBatch),
+    ):
+        serving = serving_class(
+            omni, models, "assistant", online_renderer=renderer, request_logger=None, **template_options, **parsers
+        )
+        setattr(state, attribute, serving)
     state.openai_serving_completion = OpenAIServingCompletion(
         omni, models, online_renderer=renderer, request_logger=None
     )
@@ -119,6 +142,15 @@ async def _answer_http_exception(_request: Request, error: Exception) -> JSONRes
     assert isinstance(error, HTTPException)
     body = error_body(error.status_code, HTTPStatus(error.status_code).phrase, error.detail)
     return JSONResponse(body, status_code=error.status_code, headers=error.headers)
+
+
+async def _answer_unchecked_type(request: Request, error: Exception) -> JSONResponse:
+    """400 where a validator of vLLM's request models meets a type that it takes for granted, else vLLM's 500."""
+    *_, (frame, _line) = traceback.walk_tb(error.__traceback__)
+    if not frame.f_globals["__name__"].endswith(".protocol"):
+        return await exception_handler(request, error)
+    message = f"a field of the request has a wrong type: {error}"
+    return JSONResponse(error_body(400, "BadRequestError", message), status_code=400)
 
 
 async def _answer_request_error(_request: Request, error: Exception) -> JSONResponse:

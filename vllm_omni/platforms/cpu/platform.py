@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from vllm.platforms.cpu import CpuPlatform
 
 from vllm_omni import envs
+from vllm_omni.errors import HardwareError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -20,6 +21,9 @@ VARIABLES_KEPT = ("LD_PRELOAD", "VLLM_ENABLE_V1_MULTIPROCESSING")
 
 class OmniCpuPlatform(CpuPlatform):
     """Runs the engine in this process; an explicit KV size beats every other setting."""
+
+    # vLLM compiles helpers of its sampler with this, on first use, whatever the model's compilation mode is.
+    simple_compile_backend = "eager"
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
@@ -37,3 +41,25 @@ class OmniCpuPlatform(CpuPlatform):
             )
             vllm_config.cache_config.kv_cache_memory_bytes = requested_kv_bytes
         vllm_config.parallel_config.worker_cls = WORKER_CLASS
+
+
+def adopt_current_platform() -> None:
+    """Makes the platform object of this process one of ours.
+
+    vLLM chooses its platform once, when something first asks for it; an application that imported vLLM before this
+    package has vLLM's own, and modules hold on to that object. Changing the object's class reaches all of them.
+
+    Raises:
+        HardwareError: vLLM runs on another kind of device in this process.
+    """
+    # Asking vLLM for its platform may import this very file.
+    from vllm.platforms import current_platform
+
+    if isinstance(current_platform, OmniCpuPlatform):
+        return
+    if type(current_platform) is not CpuPlatform:
+        raise HardwareError(
+            f"vLLM runs on {type(current_platform).__name__} in this process; accepted: a CPU. Install the build for "
+            "this device, or start a process in which no accelerator is visible"
+        )
+    current_platform.__class__ = OmniCpuPlatform
