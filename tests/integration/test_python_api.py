@@ -99,13 +99,12 @@ def test_token_ids_as_a_prompt(facts: Facts) -> None:
 @pytest.mark.parametrize("name", ["lora", "too_long", "bad_params", "modalities", "out_of_vocabulary"])
 def test_a_wrong_request_raises_and_the_next_one_works(facts: Facts, name: str) -> None:
     raised, message, after = facts[name]
-    assert raised in {"RequestError", "ValueError", "VLLMValidationError"}
+    assert raised == "RequestError"
     assert message
     assert after == facts["whole"]
 
 
 def test_lora_is_refused_with_a_reason(facts: Facts) -> None:
-    assert facts["lora"][0] == "RequestError"
     assert "merge the adapter" in facts["lora"][1]
 
 
@@ -151,13 +150,12 @@ def test_leaving_the_generator_aborts(batch_facts: Facts) -> None:
 @pytest.mark.parametrize("name", ["bad_type", "too_long"])
 def test_a_bad_prompt_in_a_batch_raises_and_the_engine_lives_on(batch_facts: Facts, name: str) -> None:
     raised, message, after = batch_facts[name]
-    assert raised in {"RequestError", "ValueError", "VLLMValidationError"}
+    assert raised == "RequestError"
     assert message
     assert after == batch_facts["texts"][0]
 
 
 def test_a_bad_type_names_its_position(batch_facts: Facts) -> None:
-    assert batch_facts["bad_type"][0] == "RequestError"
     assert "prompts[1] is int" in batch_facts["bad_type"][1]
 
 
@@ -328,7 +326,9 @@ def sync_facts(model: str) -> Facts:
         assert isinstance(outputs, list)
         generator: Any = omni.generate(prompts[:2], params(), py_generator=True)
         generated = [output.text for output in generator]
-        left: Any = omni.generate(prompts, params(max_tokens=4000, ignore_eos=True), py_generator=True)
+        endless = params(max_tokens=4000, ignore_eos=True, output_kind=kind("DELTA"))
+        left: Any = omni.generate(prompts, endless, py_generator=True)
+        next(left)
         left.close()
         single: Any = omni.generate(PROMPT, params(), use_tqdm=False)
         facts = {

@@ -161,7 +161,7 @@ def test_an_unknown_profile_lists_what_exists(smollm2: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        (["--max-nun-seqs", "2"], ["max_nun_seqs", "max_num_seqs"]),
+        (["--max-nun-seqs", "2"], ["--max-nun-seqs", "max_num_seqs"]),
         (["--max-num-seqs", "0"], ["max_num_seqs", "0"]),
         (["--max-num-seqs", "many"], ["max_num_seqs", "many"]),
         (["--kv-cache-memory-bytes", "5 parsecs"], ["kv_cache_memory_bytes", "GiB"]),

@@ -122,7 +122,7 @@ def _fill_state(state: Any, omni: AsyncOmni, options: ServingOptions) -> None:
     renderer = OnlineRenderer(omni.model_config, omni.renderer, request_logger=None, **template_options, **parsers)
     renderer.warmup()
     for attribute, serving_class in (
-        ("openai_serving_chat", OpenAIServingChat),
+        ("openai_serving_chat", ServingChat),
         ("openai_serving_chat_batch", OpenAIServingChatBatch),
     ):
         serving = serving_class(
