@@ -80,6 +80,9 @@ VARIABLES: Mapping[str, Variable] = MappingProxyType(
         "VLLM_OMNI_NUM_THREADS": Variable(
             None, parse_positive_int, "Compute threads; unset: from cgroup quota, affinity mask and physical cores."
         ),
+        "VLLM_OMNI_SHIM_EAGER_IMPORT": Variable(
+            True, parse_bool, "Keep torch's compiler from being imported where nothing is compiled."
+        ),
         "VLLM_OMNI_TARGET_DEVICE": Variable(
             None,
             parse_choice(("cpu", "cuda")),

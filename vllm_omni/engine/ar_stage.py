@@ -6,7 +6,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from vllm_omni import envs
@@ -16,14 +16,16 @@ from vllm_omni.engine.compat import (
     AsyncEngineArgs,
     AsyncLLM,
     EngineDeadError,
+    UniProcExecutor,
     UsageContext,
+    VLLMClientError,
     build_async_llm,
     parse_model_prompt,
 )
 from vllm_omni.engine.inline_client import InlineCoreClient
 from vllm_omni.engine.request_output import StageRequestOutput
 from vllm_omni.engine.stage import Stage, StageOutput, StageRequest
-from vllm_omni.errors import EngineError, StageError
+from vllm_omni.errors import EngineError, RequestError, StageError
 
 logger = logging.getLogger("vllm_omni.ar_stage")
 
@@ -79,16 +81,25 @@ class ARStage(Stage):
         config: The stage's part of the deploy configuration.
         log_stats: Collect statistics for `/metrics`.
         log_requests: Log arrival and end of each request.
+        while_loading: Called in the starting thread while the core loads in its own.
     """
 
     def __init__(
-        self, stage_id: int, model: str, config: StageDeployConfig, *, log_stats: bool, log_requests: bool = False
+        self,
+        stage_id: int,
+        model: str,
+        config: StageDeployConfig,
+        *,
+        log_stats: bool,
+        log_requests: bool = False,
+        while_loading: Callable[[], Any] | None = None,
     ):
         self.stage_id = stage_id
         self._model = model
         self._config = config
         self._log_stats = log_stats
         self._log_requests = log_requests
+        self._while_loading = while_loading
         self._llm: AsyncLLM | None = None
         self._client: InlineCoreClient | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -114,14 +125,20 @@ class ARStage(Stage):
             vllm_config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
         except (ValueError, TypeError) as error:
             raise EngineError(f"vLLM refused the configuration of stage {self.stage_id}: {error}") from error
+        # The core loads weights in its thread while this one loads the tokenizer.
+        self._client = InlineCoreClient(vllm_config, UniProcExecutor, self._log_stats, self._on_core_death)
         self._llm = build_async_llm(
-            vllm_config, self._make_client, log_stats=self._log_stats, log_requests=self._log_requests
+            vllm_config, self._ready_client, log_stats=self._log_stats, log_requests=self._log_requests
         )
         if envs.VLLM_OMNI_CPU_RELEASE_MEMORY:
             release_freed_memory()
 
-    def _make_client(self, **arguments: Any) -> InlineCoreClient:
-        self._client = InlineCoreClient(on_death=self._on_core_death, **arguments)
+    def _ready_client(self) -> InlineCoreClient:
+        """What `AsyncLLM` is given once its own parts are built."""
+        assert self._client is not None
+        if self._while_loading is not None:
+            self._while_loading()
+        self._client.wait_ready()
         return self._client
 
     async def submit(self, request: StageRequest) -> None:
@@ -190,6 +207,10 @@ class ARStage(Stage):
                 self._messages.put_nowait(StageOutput(request.request_id, result, finished=output.finished))
         except EngineDeadError:
             self._messages.put_nowait(StageOutput(request.request_id, error=self._dead_error()))
+        except (VLLMClientError, ValueError) as error:
+            refused = RequestError(str(error))
+            refused.__cause__ = error
+            self._messages.put_nowait(StageOutput(request.request_id, error=refused))
         except Exception as error:
             self._messages.put_nowait(StageOutput(request.request_id, error=error))
         finally:

@@ -10,6 +10,7 @@ import vllm.v1.engine.async_llm as async_llm_module
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.protocol import EngineClient
+from vllm.exceptions import VLLMClientError
 from vllm.outputs import RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
@@ -39,6 +40,7 @@ __all__ = [
     "StructuredOutputsParams",
     "UniProcExecutor",
     "UsageContext",
+    "VLLMClientError",
     "VllmConfig",
     "build_async_llm",
     "parse_model_prompt",
@@ -52,26 +54,26 @@ class _ClientFactory:
     parameter for another client, so the name it looks up is replaced for the time of the call.
     """
 
-    def __init__(self, make_client: Callable[..., EngineCoreClient]):
-        self._make_client = make_client
+    def __init__(self, get_client: Callable[[], EngineCoreClient]):
+        self._get_client = get_client
 
-    def make_async_mp_client(self, **arguments: Any) -> EngineCoreClient:
-        return self._make_client(**arguments)
+    def make_async_mp_client(self, **_for_sockets: Any) -> EngineCoreClient:
+        return self._get_client()
 
 
 def build_async_llm(
-    vllm_config: VllmConfig, make_client: Callable[..., EngineCoreClient], *, log_stats: bool, log_requests: bool
+    vllm_config: VllmConfig, get_client: Callable[[], EngineCoreClient], *, log_stats: bool, log_requests: bool
 ) -> AsyncLLM:
-    """An `AsyncLLM` over the client that `make_client` returns.
+    """An `AsyncLLM` over the client that `get_client` returns.
 
     Args:
         vllm_config: The engine's configuration.
-        make_client: Called once with keywords `vllm_config`, `executor_class`, `log_stats` and others of vLLM's own.
+        get_client: Called once, after tokenizer and input processing are set up.
         log_stats: Whether statistics are collected for `/metrics` and the periodic log line.
         log_requests: Whether each request's arrival and end are logged.
     """
     original = async_llm_module.EngineCoreClient
-    async_llm_module.EngineCoreClient = _ClientFactory(make_client)
+    async_llm_module.EngineCoreClient = _ClientFactory(get_client)
     try:
         return AsyncLLM(
             vllm_config=vllm_config,

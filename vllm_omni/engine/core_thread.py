@@ -8,6 +8,7 @@ event loop ──submit(Work)──> queue.SimpleQueue ──> [engine thread: E
 ```
 """
 
+import gc
 import logging
 import queue
 import threading
@@ -83,12 +84,15 @@ class CoreThread:
         self._thread = threading.Thread(target=self._run, name="omni-engine-core", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread and returns when the core is ready for requests.
+        """Starts the thread; it begins to build the core."""
+        self._thread.start()
+
+    def wait_ready(self) -> None:
+        """Returns when the core is ready for requests.
 
         Raises:
             EngineError: The core could not be built; chained to the reason.
         """
-        self._thread.start()
         try:
             self._ready.result()
         except Exception as error:
@@ -123,6 +127,8 @@ class CoreThread:
 
     def _run(self) -> None:
         try:
+            # vLLM collects garbage several times while it loads. What the imports left lives as long as the process.
+            gc.freeze()
             core = self._make_core()
             warm_up(core)
             self._core = core

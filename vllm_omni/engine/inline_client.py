@@ -17,7 +17,7 @@ from vllm_omni.engine.core_thread import Abort, CoreThread
 
 
 class InlineCoreClient(EngineCoreClient):
-    """Starts the core's thread on construction; all `*_async` methods run on one event loop.
+    """Starts the core's thread on construction and does not wait for it; `*_async` methods run on one event loop.
 
     Outputs cross from the engine thread through a deque and one wake-up of the loop, so tokens of several steps that
     pile up while the loop is busy cost one wake-up, not several.
@@ -27,7 +27,6 @@ class InlineCoreClient(EngineCoreClient):
         executor_class: vLLM executor that runs in the calling thread.
         log_stats: Whether the scheduler collects statistics.
         on_death: Called in the engine thread when it has died.
-        _unused: What vLLM passes for clients over sockets.
     """
 
     engine_ranks_managed = (0,)
@@ -38,7 +37,6 @@ class InlineCoreClient(EngineCoreClient):
         executor_class: type,
         log_stats: bool,
         on_death: Callable[[], None],
-        **_unused: Any,
     ):
         # `AsyncLLM.errored` reads `resources.engine_dead`.
         self.resources = SimpleNamespace(engine_dead=False)
@@ -48,6 +46,10 @@ class InlineCoreClient(EngineCoreClient):
         self._arrived: asyncio.Event | None = None
         self._thread = CoreThread(vllm_config, executor_class, log_stats, self._put_outputs, self._die)
         self._thread.start()
+
+    def wait_ready(self) -> None:
+        """Returns when the core is ready for requests; raises EngineError when it could not be built."""
+        self._thread.wait_ready()
 
     @property
     def is_alive(self) -> bool:

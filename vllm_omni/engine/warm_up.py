@@ -31,11 +31,10 @@ def warm_up(core: EngineCore) -> None:
     start = time.monotonic()
     prompt_tokens = max(1, min(PROMPT_TOKENS, core.vllm_config.model_config.max_model_len - NEW_TOKENS - 1))
     for number, values in enumerate(SAMPLING):
-        request = _request(
-            f"warm-up-{number}", prompt_tokens, SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, **values)
-        )
+        params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, **values)
+        request = _request(f"warm-up-{number}", prompt_tokens, params)
         core.add_request(*core.preprocess_add_request(request))
-        _run_to_end(core)
+    _run_to_end(core)
     core.reset_prefix_cache()
     logger.info("event=warm_up_done requests=%d seconds=%.2f", len(SAMPLING), time.monotonic() - start)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni.engine.stage import StageRequest
-from vllm_omni.entrypoints.omni_base import prepare, start_orchestrator
+from vllm_omni.entrypoints.omni_base import StartOptions, prepare, start_orchestrator
 from vllm_omni.errors import ConfigError, RequestError
 from vllm_omni.outputs import OmniRequestOutput
 
@@ -66,22 +66,20 @@ class AsyncOmni:
             stage_overrides=stage_overrides,
             overrides=overrides,
         )
-        self._start(deployment, log_stats=log_stats, log_requests=log_requests)
+        self._start(deployment, StartOptions(log_stats, log_requests))
 
     @classmethod
-    def from_deployment(
-        cls, deployment: "Deployment", *, log_stats: bool = False, log_requests: bool = False
-    ) -> "AsyncOmni":
+    def from_deployment(cls, deployment: "Deployment", options: StartOptions) -> "AsyncOmni":
         """An engine for a deployment that `prepare` has checked already."""
         omni = cls.__new__(cls)
-        omni._start(deployment, log_stats=log_stats, log_requests=log_requests)
+        omni._start(deployment, options)
         return omni
 
-    def _start(self, deployment: "Deployment", *, log_stats: bool, log_requests: bool) -> None:
+    def _start(self, deployment: "Deployment", options: StartOptions) -> None:
         self.deployment = deployment
-        self.log_stats = log_stats
+        self.log_stats = options.log_stats
         self._internal_ids: dict[str, set[str]] = {}
-        self._orchestrator = start_orchestrator(deployment, log_stats=log_stats, log_requests=log_requests)
+        self._orchestrator = start_orchestrator(deployment, options)
 
         from vllm_omni.engine.compat import EngineClient
 

@@ -4,11 +4,13 @@
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni import envs
+from vllm_omni.config.deploy_config import StageDeployConfig
 from vllm_omni.config.deployment import Deployment
 from vllm_omni.config.model_facts import ModelFacts
 from vllm_omni.config.resolve import resolve_deployment
@@ -18,6 +20,7 @@ from vllm_omni.edge.memory import paused_collection
 from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.cpu import plugin
 from vllm_omni.platforms.cpu.quiet import silence_inapplicable_messages
+from vllm_omni.platforms.cpu.shims.eager_import import eager_import
 from vllm_omni.platforms.cpu.threads import configure_threads
 from vllm_omni.quantization.checkpoint import check_checkpoint
 
@@ -28,6 +31,8 @@ logger = logging.getLogger("vllm_omni.engine")
 
 # Name of the entry points in setup.py.
 PLUGIN_NAME = "vllm_omni"
+# vLLM's CompilationMode.NONE.
+NO_COMPILATION = 0
 SUPERSEDED_KEYWORDS = ("stage_configs_path", "stage_configs")
 LORA_KEYWORDS = ("enable_lora", "lora_modules", "max_loras", "max_lora_rank")
 
@@ -105,7 +110,22 @@ def _check_weights(deployment: Deployment) -> None:
     )
 
 
-def start_orchestrator(deployment: Deployment, *, log_stats: bool, log_requests: bool = False) -> "Orchestrator":
+@dataclass(frozen=True)
+class StartOptions:
+    """How an engine is started, apart from its deployment.
+
+    Attributes:
+        log_stats: Collect what `/metrics` shows.
+        log_requests: Log arrival and end of each request.
+        while_loading: Called while the weights load in another thread; for work that would otherwise come after.
+    """
+
+    log_stats: bool = False
+    log_requests: bool = False
+    while_loading: Callable[[], Any] | None = None
+
+
+def start_orchestrator(deployment: Deployment, options: StartOptions) -> "Orchestrator":
     """Starts the pipeline of `deployment` in this process and blocks until it can serve.
 
     Raises:
@@ -117,11 +137,16 @@ def start_orchestrator(deployment: Deployment, *, log_stats: bool, log_requests:
     # The executor runs in this process: vLLM must neither spawn workers nor expect them.
     envs.export({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": envs.VLLM_LOGGING_LEVEL})
 
-    with paused_collection():
-        return _start_stages(deployment, log_stats=log_stats, log_requests=log_requests)
+    with paused_collection(), eager_import(compiles_nothing=all(map(compiles_nothing, deployment.config.stages))):
+        return _start_stages(deployment, options)
 
 
-def _start_stages(deployment: Deployment, *, log_stats: bool, log_requests: bool) -> "Orchestrator":
+def compiles_nothing(stage: StageDeployConfig) -> bool:
+    """Whether a stage's configuration rules torch.compile out."""
+    return bool(stage.enforce_eager) or (stage.compilation_config or {}).get("mode") == NO_COMPILATION
+
+
+def _start_stages(deployment: Deployment, options: StartOptions) -> "Orchestrator":
     from vllm_omni.engine.ar_stage import ARStage
     from vllm_omni.engine.orchestrator import Orchestrator
     from vllm_omni.platforms.cpu.platform import adopt_current_platform
@@ -134,8 +159,9 @@ def _start_stages(deployment: Deployment, *, log_stats: bool, log_requests: bool
             stage.stage_id,
             str(deployment.facts.path),
             stage,
-            log_stats=log_stats,
-            log_requests=log_requests,
+            log_stats=options.log_stats,
+            log_requests=options.log_requests,
+            while_loading=options.while_loading,
         )
         for stage in deployment.config.stages
     ]

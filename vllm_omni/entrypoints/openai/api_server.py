@@ -7,6 +7,7 @@ the engine; the process then exits with 0.
 
 import asyncio
 import contextlib
+import importlib
 import ipaddress
 import logging
 import signal
@@ -21,6 +22,7 @@ import uvicorn
 
 from vllm_omni.config.deployment import Deployment
 from vllm_omni.edge.memory import paused_collection
+from vllm_omni.entrypoints.omni_base import StartOptions
 from vllm_omni.entrypoints.openai.errors import App
 from vllm_omni.entrypoints.openai.gateway import Gateway
 from vllm_omni.entrypoints.openai.middleware import AdmissionMiddleware, ApiKeyMiddleware, BodyLimitMiddleware
@@ -109,6 +111,11 @@ def run_server(deployment: Deployment, options: ServerOptions, started_at: float
         return asyncio.run(_Server(deployment, options, sock, started_at).run())
 
 
+def _import_routes() -> None:
+    importlib.import_module("vllm_omni.entrypoints.openai.serving")
+    importlib.import_module("vllm_omni.entrypoints.openai.route_warm_up")
+
+
 class _Server(uvicorn.Server):
     """One run of the server: uvicorn without its own signal handling, the gateway, and the engine."""
 
@@ -187,9 +194,8 @@ class _Server(uvicorn.Server):
     def _build(self) -> "FastAPI":
         from vllm_omni.entrypoints.async_omni import AsyncOmni
 
-        self.omni = AsyncOmni.from_deployment(
-            self.deployment, log_stats=self.options.log_stats, log_requests=self.options.log_requests
-        )
+        options = StartOptions(self.options.log_stats, self.options.log_requests, while_loading=_import_routes)
+        self.omni = AsyncOmni.from_deployment(self.deployment, options)
 
         from vllm_omni.entrypoints.openai.serving import ServingOptions, build_app
 

@@ -26,7 +26,7 @@ def warm_up_requests(model: str, *, has_chat_template: bool) -> list[tuple[str, 
     schema = {"type": "json_schema", "json_schema": {"name": "answer", "schema": ANSWER_SCHEMA}}
     requests = [("/v1/completions", common | {"prompt": "Hi", "response_format": schema})]
     if has_chat_template:
-        requests += [("/v1/chat/completions", chat), ("/v1/chat/completions", chat | {"stream": True})]
+        requests.append(("/v1/chat/completions", chat | {"stream": True}))
     return requests
 
 
