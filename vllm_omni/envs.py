@@ -69,7 +69,9 @@ def parse_choice(choices: Iterable[str]) -> Callable[[str], str]:
 VARIABLES: Mapping[str, Variable] = MappingProxyType(
     {
         "VLLM_OMNI_CACHE_DIR": Variable(
-            Path("~/.cache/vllm-omni").expanduser(), parse_path, "Directory for converted checkpoints and other caches."
+            Path("~/.cache/vllm-omni").expanduser(),
+            parse_path,
+            "Directory that remembers which checkpoint files were verified.",
         ),
         "VLLM_OMNI_CPU_RELEASE_MEMORY": Variable(
             True, parse_bool, "Return freed heap memory to the operating system once the model is loaded."

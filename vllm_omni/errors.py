@@ -59,16 +59,16 @@ class RequestError(OmniError, ValueError):
 OmniClientError = RequestError
 
 
-class StageError(OmniError):
-    """A pipeline stage failed; `stage_id` says which."""
+class EngineError(OmniError, RuntimeError):
+    """The engine could not start, or failed to run a request."""
+
+
+class StageError(EngineError):
+    """No request can be served any more: a stage has died or was shut down. `stage_id` says which, None all of them."""
 
     def __init__(self, message: str, stage_id: int | None = None):
         super().__init__(message)
         self.stage_id = stage_id
-
-
-class EngineError(OmniError, RuntimeError):
-    """The engine could not start, or has stopped."""
 
 
 def nearest(name: str, accepted: Iterable[str]) -> str:

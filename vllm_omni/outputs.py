@@ -16,11 +16,10 @@ class OmniRequestOutput:
         prompt_logprobs: Per prompt token, when asked for.
         outputs: One vLLM `CompletionOutput` per sequence: index, text, token_ids, finish_reason, stop_reason, logprobs.
         finished: Whether this stage's output is complete. The end of the generator ends the request.
-        metrics: `stage_id`, `num_tokens_in`, `num_tokens_out`, filled on the last output.
+        metrics: vLLM's `RequestStateStats` where statistics are collected.
         num_cached_tokens: Prompt tokens found in the prefix cache.
         stage_id: The stage that produced it.
         final_output_type: `text` for language models.
-        error: Why the request ended without a result; None otherwise.
     """
 
     request_id: str = ""
@@ -29,7 +28,7 @@ class OmniRequestOutput:
     prompt_logprobs: Any = None
     outputs: list[Any] = field(default_factory=list)
     finished: bool = True
-    metrics: Any = field(default_factory=dict)
+    metrics: Any = None
     lora_request: Any = None
     encoder_prompt: str | None = None
     encoder_prompt_token_ids: list[int] | None = None
@@ -41,7 +40,6 @@ class OmniRequestOutput:
     stage_id: int | None = None
     replica_id: int | None = None
     final_output_type: str = "text"
-    error: str | None = None
 
     @property
     def is_pipeline_output(self) -> bool:
@@ -70,7 +68,6 @@ class OmniRequestOutput:
             "finished": self.finished,
             "stage_id": self.stage_id,
             "final_output_type": self.final_output_type,
-            "error": self.error,
             "outputs": [
                 {
                     "index": output.index,

@@ -25,12 +25,13 @@ MAX_REQUEST_BYTES = 4 << 20
 
 @pytest.fixture(autouse=True)
 def unharmed(server: RunningServer) -> Iterator[None]:
-    """After each test: alive, ready, and nothing left in the engine."""
+    """After each test: alive, ready, nothing left in the engine, and a normal request answers."""
     yield
     assert server.process.poll() is None, server.tail()
     health = server.get("/health/ready")
     assert health.status == 200
     assert health.json()["num_requests"] == 0
+    assert server.complete("The capital of France is", max_tokens=1).json()["usage"]["completion_tokens"] == 1
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -141,7 +142,8 @@ def test_max_tokens(server: RunningServer, path: str, value: Any) -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"n": -1}, {"n": 0}, {"n": 10**6, "temperature": 1}, {"n": "two"}, {"n": 2, "temperature": 0},
+        {"n": -1}, {"n": 0}, {"n": 10**6, "temperature": 1}, {"n": 11, "temperature": 1},
+        {"n": "two"}, {"n": 2, "temperature": 0},
         {"stop": 3}, {"stop": {}}, {"stop": [1]}, {"stop": ""}, {"stop": [None]},
         {"top_p": 2}, {"top_p": 0}, {"top_k": -5}, {"min_p": 2}, {"seed": 2**70}, {"seed": "x"},
         {"presence_penalty": 9}, {"frequency_penalty": -9}, {"repetition_penalty": 0},
@@ -281,3 +283,10 @@ def test_tokenize(server: RunningServer, fields: dict[str, Any]) -> None:
 def test_a_wrong_request_that_wants_a_stream_gets_a_plain_error(server: RunningServer) -> None:
     for path in GENERATION:
         assert_refused(post(server, path, stream=True, temperature=-1))
+
+
+def test_more_prompts_than_can_ever_wait_are_refused(server: RunningServer) -> None:
+    for stream in (False, True):
+        message = assert_refused(post(server, COMPLETIONS, prompt=["Hi"] * 11, stream=stream))
+        assert "11 sequences" in message
+        assert "at most 10 are accepted" in message

@@ -25,7 +25,19 @@ LONG_PROMPT = "word " * 4000
 def still_serves(server: RunningServer) -> Iterator[None]:
     yield
     server.wait_idle()
+    wait_engine_empty(server)
     server.assert_serves()
+
+
+def wait_engine_empty(server: RunningServer, timeout_s: float = 10.0) -> None:
+    """Waits until vLLM's own scheduler runs nothing, queues nothing and holds no cache block for a request."""
+    names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+    deadline = time.monotonic() + timeout_s
+    # The scheduler reports with each step; one short request makes it take the last one.
+    server.complete(max_tokens=1)
+    while any((metrics := read(server))[name] for name in names):
+        assert time.monotonic() < deadline, {name: metrics[name] for name in names}
+        server.complete(max_tokens=1)
 
 
 def send(server: RunningServer, **fields: Any) -> http.client.HTTPConnection:

@@ -115,8 +115,16 @@ def test_wrong_keywords_are_found_before_torch_is_imported(facts: Facts) -> None
         assert torch_loaded is False
 
 
-def test_generate_after_shutdown_is_an_engine_error(facts: Facts) -> None:
-    assert facts["after_shutdown"][0] == "EngineError"
+def test_generate_after_shutdown_is_an_error(facts: Facts) -> None:
+    assert facts["after_shutdown"][0] == "StageError"
+
+
+def test_closing_ends_a_reader_in_another_thread(batch_facts: Facts) -> None:
+    assert batch_facts["reader_at_close"] == "StageError"
+
+
+def test_omni_after_close_is_an_error(batch_facts: Facts) -> None:
+    assert batch_facts["after_close"] == "StageError"
 
 
 @pytest.mark.parametrize("name", ["facts", "batch_facts"])
@@ -343,8 +351,34 @@ def sync_facts(model: str) -> Facts:
             "bad_type": raised_by(omni, [PROMPT, 3]),
             "too_long": raised_by(omni, [PROMPT, "word " * 9000]),
         }
+        reader = ReaderThread(omni, endless)
+        reader.started.wait(60)
     omni.close()
+    reader.join(30)
+    facts["reader_at_close"] = reader.raised
+    try:
+        omni.generate(PROMPT, params(), use_tqdm=False)
+    except Exception as error:
+        facts["after_close"] = type(error).__name__
     return facts | leftovers()
+
+
+class ReaderThread(threading.Thread):
+    """Reads an endless answer until something ends it."""
+
+    def __init__(self, omni: Any, endless: Any):
+        super().__init__(daemon=True)
+        self.outputs = omni.generate(PROMPT, endless, py_generator=True)
+        self.started = threading.Event()
+        self.raised = "still running"
+        self.start()
+
+    def run(self) -> None:
+        try:
+            for _ in self.outputs:
+                self.started.set()
+        except Exception as error:
+            self.raised = type(error).__name__
 
 
 if __name__ == "__main__":

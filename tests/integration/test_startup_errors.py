@@ -7,7 +7,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -16,13 +15,15 @@ from typing import Any
 
 import pytest
 
-LIMIT_S = 5.0
-# Runs the command line, then says which heavy packages it loaded.
+LIMIT_S = 2.0
+# Runs the command line, then says which heavy packages it loaded and how much processor time it took, which other work
+# on the machine does not stretch.
 SCRIPT = """
-import sys
+import sys, time
 from vllm_omni.entrypoints.cli.main import main
 code = main(sys.argv[1:])
 print("loaded:", sorted({"torch", "vllm", "transformers"} & sys.modules.keys()))
+print(time.process_time())
 sys.exit(code)
 """
 Header = dict[str, dict[str, Any]]
@@ -36,13 +37,12 @@ class Outcome:
 
 def serve(*arguments: str) -> Outcome:
     """Runs `serve` in a fresh process that is expected to refuse its input."""
-    started_at = time.monotonic()
     command = [sys.executable, "-c", SCRIPT, "serve", *arguments]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    elapsed_s = time.monotonic() - started_at
-    assert run.stdout.strip().endswith("loaded: []"), run.stdout + run.stderr
     assert "Traceback" not in run.stderr
-    assert elapsed_s < LIMIT_S
+    loaded, processor_s = run.stdout.strip().splitlines()[-2:]
+    assert loaded == "loaded: []"
+    assert float(processor_s) < LIMIT_S
     last = run.stderr.strip().splitlines()[-1]
     assert last.startswith("vllm-omni serve: error: "), run.stderr
     return Outcome(run.returncode, last)

@@ -150,9 +150,7 @@ class StageDeployConfig(StrictModel):
     default_sampling_params: dict[str, Any] | None = setting(
         "Sampling values (vLLM SamplingParams fields) for requests that do not set them."
     )
-    devices: str | None = setting(
-        "`cpu`, or visible device indices separated by commas; unset: all.", pattern=r"^(cpu|\d+(,\d+)*)$"
-    )
+    devices: Literal["cpu"] | None = setting("Devices of the stage; only `cpu` exists.")
     engine_extras: dict[str, Any] | None = setting("Any other vLLM engine field, by its vLLM name.")
 
 

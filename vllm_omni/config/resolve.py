@@ -127,6 +127,11 @@ def _complete(tree: LayeredTree, facts: ModelFacts, pipeline: PipelineConfig) ->
         tree.set_top_field("async_chunk", False, f"pipeline {pipeline.model_type} has one stage")
     _fill_parsers(tree, facts, pipeline)
     config = validate(tree.to_mapping(), tree.source_of)
+    if config.connectors and len(pipeline.stages) == 1:
+        raise ConfigError(
+            f"connectors {sorted(config.connectors)} ({tree.source_of('connectors')}): pipeline "
+            f"{pipeline.model_type!r} has one stage and nothing to connect; remove the key"
+        )
     for stage in config.stages:
         check_stage_maps(tree.stages[stage.stage_id], f"stages[{stage.stage_id}]", tree.source_of)
         _check_batch(stage, tree)

@@ -9,8 +9,19 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-ISA_FLAGS = ("sse4_2", "avx2", "f16c", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_int8", "amx_bf16")
-ARM_ISA_FLAGS = ("asimd", "asimddp", "i8mm", "bf16", "sve")
+ISA_FLAGS = (
+    "sse4_2",
+    "avx2",
+    "f16c",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "avx_vnni",
+    "amx_int8",
+    "amx_bf16",
+)
+ARM_ISA_FLAGS = ("asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve")
 
 # cgroup v1 writes "unlimited" as the largest page-aligned 64-bit number.
 NO_LIMIT_BYTES = 1 << 60

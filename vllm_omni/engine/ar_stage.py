@@ -5,7 +5,9 @@
 """
 
 import asyncio
+import contextlib
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -25,7 +27,7 @@ from vllm_omni.engine.compat import (
 from vllm_omni.engine.inline_client import InlineCoreClient
 from vllm_omni.engine.request_output import StageRequestOutput
 from vllm_omni.engine.stage import Stage, StageOutput, StageRequest
-from vllm_omni.errors import EngineError, RequestError, StageError
+from vllm_omni.errors import EngineError, OmniError, RequestError, StageError
 
 logger = logging.getLogger("vllm_omni.ar_stage")
 
@@ -106,6 +108,9 @@ class ARStage(Stage):
         # None only wakes the reader.
         self._messages: asyncio.Queue[StageOutput | None] = asyncio.Queue()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._in_engine: set[str] = set()
+        self._is_closed = False
+        self._lock = threading.Lock()
 
     @property
     def llm(self) -> AsyncLLM:
@@ -121,17 +126,34 @@ class ARStage(Stage):
 
     def start(self) -> None:
         try:
-            arguments = AsyncEngineArgs(**engine_arguments(self._model, self._config))
-            vllm_config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
-        except (ValueError, TypeError) as error:
-            raise EngineError(f"vLLM refused the configuration of stage {self.stage_id}: {error}") from error
+            self._start()
+        except OmniError:
+            raise
+        except Exception as error:
+            raise EngineError(f"stage {self.stage_id} could not start: {error}") from error
+
+    def _start(self) -> None:
+        arguments = AsyncEngineArgs(**engine_arguments(self._model, self._config))
+        vllm_config = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
         # The core loads weights in its thread while this one loads the tokenizer.
-        self._client = InlineCoreClient(vllm_config, UniProcExecutor, self._log_stats, self._on_core_death)
-        self._llm = build_async_llm(
+        with self._lock:
+            self._check_not_closed()
+            self._client = InlineCoreClient(vllm_config, UniProcExecutor, self._log_stats, self._on_core_death)
+        llm = build_async_llm(
             vllm_config, self._ready_client, log_stats=self._log_stats, log_requests=self._log_requests
         )
+        with self._lock:
+            if self._is_closed:
+                llm.shutdown(timeout=0)
+            self._check_not_closed()
+            self._llm = llm
         if envs.VLLM_OMNI_CPU_RELEASE_MEMORY:
             release_freed_memory()
+
+    def _check_not_closed(self) -> None:
+        """Ends a start that has taken so long that nobody waits for it any more."""
+        if self._is_closed:
+            raise EngineError(f"stage {self.stage_id} was shut down while it started")
 
     def _ready_client(self) -> InlineCoreClient:
         """What `AsyncLLM` is given once its own parts are built."""
@@ -143,15 +165,17 @@ class ARStage(Stage):
 
     async def submit(self, request: StageRequest) -> None:
         name = f"omni-request-{request.request_id}"
-        self._tasks[request.request_id] = asyncio.create_task(self._generate(request), name=name)
+        task = asyncio.create_task(self._generate(request), name=name)
+        self._tasks[request.request_id] = task
+        task.add_done_callback(lambda _task: self._tasks.pop(request.request_id, None))
 
     async def abort(self, request_id: str) -> None:
         task = self._tasks.get(request_id)
-        if task is None:
+        if task is None or self._llm is None:
             return
-        if request_id in self.llm.output_processor.external_req_ids:
-            # vLLM makes the final output itself, with what was generated so far.
-            await self.llm.abort(request_id)
+        if request_id in self._in_engine:
+            # vLLM makes the final output itself, with what was generated so far, unless it has made one already.
+            await self._llm.abort(request_id)
         else:
             # Still being tokenised: vLLM does not know the request yet.
             task.cancel()
@@ -177,11 +201,15 @@ class ARStage(Stage):
 
     def _on_core_death(self) -> None:
         """Wakes the reader of `outputs`; called in the engine thread."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._messages.put_nowait, None)
+        if self._loop is not None:
+            # A closed loop has no reader.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._messages.put_nowait, None)
 
     def shutdown(self, timeout_s: float) -> None:
-        llm, self._llm = self._llm, None
+        with self._lock:
+            self._is_closed = True
+            llm, self._llm = self._llm, None
         if llm is not None:
             llm.shutdown(timeout=timeout_s)
         elif self._client is not None:
@@ -200,18 +228,36 @@ class ARStage(Stage):
     async def _generate(self, request: StageRequest) -> None:
         """Runs one request and turns whatever happens to it into messages."""
         try:
-            options = dict(request.options)
-            prompt = await self._render(request.prompt, options.pop("tokenization_kwargs", None))
-            async for output in self.llm.generate(prompt, request.sampling_params, request.request_id, **options):
+            async for output in self._run(request):
                 result = StageRequestOutput.from_stage_output(output, request.request_id, self.stage_id)
                 self._messages.put_nowait(StageOutput(request.request_id, result, finished=output.finished))
-        except EngineDeadError:
-            self._messages.put_nowait(StageOutput(request.request_id, error=self._dead_error()))
-        except (VLLMClientError, ValueError) as error:
+        except Exception as error:
+            self._messages.put_nowait(StageOutput(request.request_id, error=self._as_omni_error(request, error)))
+        finally:
+            self._in_engine.discard(request.request_id)
+
+    async def _run(self, request: StageRequest) -> AsyncIterator[Any]:
+        options = dict(request.options)
+        prompt = await self._render(request.prompt, options.pop("tokenization_kwargs", None))
+        # Asked once and remembered; so `generate` below reaches the engine without letting an abort in between.
+        await self.llm.get_supported_tasks()
+        self._in_engine.add(request.request_id)
+        async for output in self.llm.generate(prompt, request.sampling_params, request.request_id, **options):
+            if any(completion.finish_reason == "error" for completion in output.outputs):
+                raise EngineError(f"request {request.request_id} failed in the engine; the log has the reason")
+            yield output
+
+    def _as_omni_error(self, request: StageRequest, error: Exception) -> Exception:
+        """What the caller is to see of an error."""
+        if isinstance(error, OmniError):
+            return error
+        if isinstance(error, EngineDeadError):
+            return self._dead_error()
+        if isinstance(error, (VLLMClientError, ValueError)):
             refused = RequestError(str(error))
             refused.__cause__ = error
-            self._messages.put_nowait(StageOutput(request.request_id, error=refused))
-        except Exception as error:
-            self._messages.put_nowait(StageOutput(request.request_id, error=error))
-        finally:
-            self._tasks.pop(request.request_id, None)
+            return refused
+        logger.error("event=request_failed request_id=%s", request.request_id, exc_info=error)
+        failed = EngineError(f"request {request.request_id} failed: {error.__cause__ or error}")
+        failed.__cause__ = error
+        return failed

@@ -11,7 +11,7 @@ from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.engine.protocol import EngineClient
 from vllm.exceptions import VLLMClientError
-from vllm.outputs import RequestOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers.inputs.preprocess import parse_model_prompt
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.usage.usage_lib import UsageContext
@@ -19,12 +19,13 @@ from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreReques
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_client import EngineCoreClient
-from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 __all__ = [
     "AsyncEngineArgs",
     "AsyncLLM",
+    "CompletionOutput",
     "EngineClient",
     "EngineCore",
     "EngineCoreClient",
@@ -32,7 +33,6 @@ __all__ = [
     "EngineCoreOutputs",
     "EngineCoreRequest",
     "EngineDeadError",
-    "EngineGenerateError",
     "FinishReason",
     "RequestOutput",
     "RequestOutputKind",

@@ -81,6 +81,8 @@ class CoreThread:
         self._work: queue.SimpleQueue[Work] = queue.SimpleQueue()
         self._ready: Future[None] = Future()
         self._core: EngineCore | None = None
+        self._takes_calls = True
+        self._calls_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="omni-engine-core", daemon=True)
 
     def start(self) -> None:
@@ -108,10 +110,11 @@ class CoreThread:
     def call(self, method: str, *args: Any) -> Future[Any]:
         """Runs `EngineCore.<method>(*args)` between two steps."""
         call = Call(method, args)
-        if not self.is_alive():
-            call.result.set_exception(EngineError("the engine core has stopped"))
-            return call.result
-        self._work.put(call)
+        with self._calls_lock:
+            if self._takes_calls:
+                self._work.put(call)
+            else:
+                call.result.set_exception(EngineError("the engine core has stopped"))
         return call.result
 
     def is_alive(self) -> bool:
@@ -129,10 +132,11 @@ class CoreThread:
         try:
             # vLLM collects garbage several times while it loads. What the imports left lives as long as the process.
             gc.freeze()
-            core = self._make_core()
-            warm_up(core)
-            self._core = core
+            self._core = self._make_core()
+            warm_up(self._core)
         except BaseException as error:
+            self._fail_pending_calls()
+            self._shutdown_core()
             self._ready.set_exception(error)
             return
         self._ready.set_result(None)
@@ -149,13 +153,15 @@ class CoreThread:
 
     def _shutdown_core(self) -> None:
         core, self._core = self._core, None
-        assert core is not None
         try:
-            core.shutdown()
+            if core is not None:
+                core.shutdown()
         except Exception:
             logger.exception("event=engine_core_shutdown_failed")
 
     def _fail_pending_calls(self) -> None:
+        with self._calls_lock:
+            self._takes_calls = False
         while not self._work.empty():
             work = self._work.get_nowait()
             if isinstance(work, Call):

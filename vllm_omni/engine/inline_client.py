@@ -1,6 +1,8 @@
 """The engine-core client that `AsyncLLM` talks to when the core runs in a thread of this process."""
 
 import asyncio
+import contextlib
+import logging
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,6 +16,10 @@ from vllm_omni.engine.compat import (
     VllmConfig,
 )
 from vllm_omni.engine.core_thread import Abort, CoreThread
+
+logger = logging.getLogger("vllm_omni.inline_client")
+
+DEFAULT_STOP_TIMEOUT_S = 5.0
 
 
 class InlineCoreClient(EngineCoreClient):
@@ -100,15 +106,6 @@ class InlineCoreClient(EngineCoreClient):
     async def reset_encoder_cache_async(self) -> None:
         await self._call("reset_encoder_cache")
 
-    async def pause_scheduler_async(self, mode: Any = "abort", clear_cache: bool = True) -> None:
-        await self._call("pause_scheduler", mode, clear_cache)
-
-    async def resume_scheduler_async(self) -> None:
-        await self._call("resume_scheduler")
-
-    async def is_scheduler_paused_async(self) -> bool:
-        return await self._call("is_scheduler_paused")
-
     async def is_sleeping_async(self) -> bool:
         return await self._call("is_sleeping")
 
@@ -131,7 +128,9 @@ class InlineCoreClient(EngineCoreClient):
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Stops the engine thread. Idempotent."""
-        self._thread.stop(5.0 if timeout is None else timeout)
+        limit_s = DEFAULT_STOP_TIMEOUT_S if timeout is None else timeout
+        if not self._thread.stop(limit_s):
+            logger.warning("event=engine_thread_outlives_shutdown timeout_s=%g reason=a step is still running", limit_s)
         self.resources.engine_dead = True
         self._wake()
 
@@ -146,5 +145,7 @@ class InlineCoreClient(EngineCoreClient):
         self._on_death()
 
     def _wake(self) -> None:
-        if self._loop is not None and self._arrived is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._arrived.set)
+        if self._loop is not None and self._arrived is not None:
+            # A closed loop has no reader that waits.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._arrived.set)

@@ -51,14 +51,14 @@ class Orchestrator:
 
     @property
     def num_requests(self) -> int:
-        """Requests in flight, running and waiting together."""
-        return len(self._requests)
+        """Sequences in flight, running and waiting together; a request with `n` counts `n` times."""
+        return sum(state.request.num_sequences for state in self._requests.values())
 
     @property
     def fatal_error(self) -> BaseException | None:
         """Why no request can be served any more, or None."""
         if self._closed:
-            return EngineError("the engine has been shut down")
+            return StageError("the engine has been shut down")
         return self._fatal
 
     def start(self, *, stage_timeout_s: float, total_timeout_s: float) -> None:
@@ -81,8 +81,14 @@ class Orchestrator:
         """Returns when `num_requests` more fit.
 
         Raises:
-            CapacityError: The bound is reached.
+            CapacityError: The bound is reached; they fit later.
+            RequestError: They are more than the bound; they never fit.
         """
+        if num_requests > self.max_requests:
+            raise RequestError(
+                f"{num_requests} sequences are asked for at once (prompts times n) and at most {self.max_requests} are "
+                "accepted (max_num_seqs + orchestrator.max_queued_requests); send fewer"
+            )
         if self.num_requests + num_requests > self.max_requests:
             raise CapacityError(
                 f"{self.num_requests} requests are in flight and at most {self.max_requests} are accepted "
@@ -97,7 +103,8 @@ class Orchestrator:
 
         Raises:
             CapacityError: The queue bound is reached; the request was not admitted.
-            RequestError: The id is in flight already.
+            RequestError: The id is in flight already, or the request alone is over the bound.
+            StageError: A stage has died, or the engine has been shut down.
             Exception: Whatever ended the request in a stage.
         """
         state = await self._admit(request)
@@ -203,12 +210,12 @@ class Orchestrator:
 
     async def _admit(self, request: StageRequest) -> RequestState:
         if self.fatal_error is not None:
-            raise EngineError(f"the engine cannot take requests: {self.fatal_error}")
+            raise StageError(f"the engine cannot take requests: {self.fatal_error}") from self.fatal_error
         self._bind_loop()
         assert self._idle is not None
         if request.request_id in self._requests:
             raise RequestError(f"request id {request.request_id!r} is in flight already; ids must be unique")
-        self.check_capacity()
+        self.check_capacity(request.num_sequences)
         state = self._requests[request.request_id] = RequestState(request)
         self._idle.clear()
         try:
@@ -242,7 +249,7 @@ class Orchestrator:
     def _end_routing(self) -> None:
         for router in self._routers:
             router.cancel()
-        self._fail_requests(EngineError("the engine has been shut down"))
+        self._fail_requests(StageError("the engine has been shut down"))
 
     def _fail_requests(self, error: BaseException) -> None:
         for request_id, state in self._requests.items():

@@ -17,12 +17,14 @@ class StageRequest:
         request_id: Unique among the requests in flight, chosen by the orchestrator's caller.
         prompt: Text, token ids, or an input that the stage's own renderer made.
         sampling_params: What the stage samples with; its `output_kind` says how outputs accumulate.
+        num_sequences: Sequences it generates (`n`); the queue bound counts these.
         options: Further keywords of the stage's engine (`lora_request`, `priority`, `trace_headers`, ...).
     """
 
     request_id: str
     prompt: Any
     sampling_params: Any
+    num_sequences: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -124,7 +124,8 @@ class AsyncOmni:
         internal_id = f"{request_id}-{uuid.uuid4().hex[:INTERNAL_ID_DIGITS]}"
         self._internal_ids.setdefault(request_id, set()).add(internal_id)
         try:
-            async with aclosing(self._orchestrator.run(StageRequest(internal_id, prompt, params, options))) as messages:
+            request = StageRequest(internal_id, prompt, params, params.n, options)
+            async with aclosing(self._orchestrator.run(request)) as messages:
                 async for message in messages:
                     output = message.output or _aborted_before_start()
                     output.request_id = request_id
@@ -159,12 +160,12 @@ class AsyncOmni:
         await self._orchestrator.check_health()
 
     def check_capacity(self, num_requests: int = 1) -> None:
-        """Returns when that many more requests fit; raises CapacityError otherwise."""
+        """Returns when that many more sequences fit; raises CapacityError, or RequestError when they never fit."""
         self._orchestrator.check_capacity(num_requests)
 
     def check_admission(self, n: int = 1, request_id: str | None = None) -> None:
-        """What vLLM's serving classes ask before they answer: `check_capacity`, for `n` sequences as one request."""
-        self.check_capacity()
+        """What vLLM's serving classes ask before they answer: `check_capacity`."""
+        self.check_capacity(n)
 
     @property
     def model(self) -> str:
@@ -269,15 +270,6 @@ class AsyncOmni:
     async def stop_profile(self) -> None:
         await self._llm.stop_profile()
 
-    async def pause_generation(self, *, mode: Any = "abort", clear_cache: bool = True) -> None:
-        await self._llm.pause_generation(mode=mode, clear_cache=clear_cache)
-
-    async def resume_generation(self) -> None:
-        await self._llm.resume_generation()
-
-    async def is_paused(self) -> bool:
-        return await self._llm.is_paused()
-
     def __getattr__(self, name: str) -> Any:
         if name in UNSUPPORTED_CLIENT_METHODS:
             raise NotImplementedError(f"AsyncOmni.{name}: {UNSUPPORTED_CLIENT_METHODS[name]}")
@@ -328,9 +320,13 @@ class AsyncOmni:
 
 
 NOT_ON_CPU = "not supported on CPU"
+NO_PAUSE = "not supported; `abort_all` stops the requests in flight"
 NO_LORA = "LoRA adapters are not supported; merge the adapter and serve that"
 UNSUPPORTED_CLIENT_METHODS: Mapping[str, str] = {
     "encode": "pooling models are not served",
+    "pause_generation": NO_PAUSE,
+    "resume_generation": NO_PAUSE,
+    "is_paused": NO_PAUSE,
     "sleep": NOT_ON_CPU,
     "wake_up": NOT_ON_CPU,
     "release_kv_cache_memory": NOT_ON_CPU,
@@ -343,8 +339,7 @@ UNSUPPORTED_CLIENT_METHODS: Mapping[str, str] = {
 
 def _aborted_before_start() -> OmniRequestOutput:
     """The result of a request that was stopped before the engine saw it."""
-    from vllm.outputs import CompletionOutput
-
+    from vllm_omni.engine.compat import CompletionOutput
     from vllm_omni.engine.request_output import StageRequestOutput
 
     empty = CompletionOutput(

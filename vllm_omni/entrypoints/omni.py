@@ -4,12 +4,13 @@ import asyncio
 import queue
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni.entrypoints.async_omni import AsyncOmni
-from vllm_omni.errors import RequestError
+from vllm_omni.errors import RequestError, StageError
 from vllm_omni.outputs import OmniRequestOutput
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Omni:
         self._omni = AsyncOmni(model, **arguments)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="omni-loop", daemon=True)
+        self._close_lock = threading.Lock()
         self._thread.start()
 
     def __enter__(self) -> "Omni":
@@ -93,18 +95,28 @@ class Omni:
         return self._omni.get_tokenizer()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Frees the engine and ends the thread. Idempotent."""
-        self._omni.shutdown(timeout)
-        if self._thread.is_alive():
+        """Frees the engine and ends the thread; whoever waits for an output receives an error. Idempotent."""
+        with self._close_lock:
+            if self._loop.is_closed():
+                return
+            self._omni.shutdown(timeout)
+            asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result(THREAD_END_TIMEOUT_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(THREAD_END_TIMEOUT_S)
-        if not self._loop.is_closed() and not self._thread.is_alive():
             self._loop.close()
 
     close = shutdown
 
-    def _run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self._schedule(coroutine).result()
+
+    def _schedule(self, coroutine: Coroutine[Any, Any, Any]) -> "Future[Any]":
+        """Starts a coroutine on the loop's thread; raises StageError when it has ended."""
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError as error:
+            coroutine.close()
+            raise StageError("the engine has been shut down") from error
 
     def _resolve_params(
         self, single: "SamplingParams | None", per_stage: "Sequence[SamplingParams] | None"
@@ -121,7 +133,7 @@ class Omni:
     def _stream(self, batch: Sequence[Prompt], params: "list[SamplingParams]") -> Iterator[OmniRequestOutput]:
         """Outputs in order of completion, handed over from the loop's thread."""
         results: queue.SimpleQueue[OmniRequestOutput | BaseException | None] = queue.SimpleQueue()
-        task = asyncio.run_coroutine_threadsafe(self._run_batch(batch, params, results), self._loop)
+        task = self._schedule(self._run_batch(batch, params, results))
         try:
             while (result := results.get()) is not None:
                 if isinstance(result, BaseException):
@@ -132,7 +144,7 @@ class Omni:
 
     async def _run_batch(self, batch: Sequence[Prompt], params: "list[SamplingParams]", results: Any) -> None:
         """Runs all prompts, at most as many at a time as the engine admits."""
-        slots = asyncio.Semaphore(self._omni.max_requests)
+        slots = asyncio.Semaphore(max(1, self._omni.max_requests // params[0].n))
 
         async def run_one(index: int, prompt: Prompt) -> None:
             async with (
@@ -150,8 +162,20 @@ class Omni:
                     group.create_task(run_one(index, prompt))
         except BaseExceptionGroup as error:
             results.put(error.exceptions[0])
+        except asyncio.CancelledError:
+            # By the reader, who is gone, or by `shutdown`, whom a reader waits for.
+            results.put(StageError("the engine has been shut down"))
+            raise
         finally:
             results.put(None)
+
+
+async def _end_tasks() -> None:
+    """Cancels every other task of this loop and waits for them."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

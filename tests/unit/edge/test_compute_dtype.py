@@ -1,6 +1,6 @@
 import pytest
 
-from vllm_omni.edge.compute_dtype import BFLOAT16_GEMM_FLAGS, choose_dtype
+from vllm_omni.edge.compute_dtype import FAST_FLAGS, choose_dtype
 from vllm_omni.edge.hardware_probe import HardwareReport
 
 
@@ -24,14 +24,20 @@ def test_half_width_is_widened_where_its_products_are_slow(dtype: str | None) ->
     assert choice[1].startswith("hardware:")
 
 
-@pytest.mark.parametrize("flag", sorted(BFLOAT16_GEMM_FLAGS))
-def test_bfloat16_stays_where_it_is_fast(flag: str) -> None:
-    assert choose_dtype("bfloat16", report("avx2", flag)) is None
-    assert choose_dtype(None, report("avx2", flag)) is None
+@pytest.mark.parametrize(("dtype", "flag"), [(dtype, flag) for dtype in FAST_FLAGS for flag in FAST_FLAGS[dtype]])
+def test_half_width_stays_where_its_products_are_fast(dtype: str, flag: str) -> None:
+    assert choose_dtype(dtype, report("avx2", flag)) is None
 
 
-def test_float16_becomes_bfloat16_where_that_is_fast() -> None:
-    assert choose_dtype("float16", report("avx512f")) == ("bfloat16", "hardware: avx512f")
+def test_an_unstated_dtype_counts_as_bfloat16() -> None:
+    assert choose_dtype(None, report("amx_bf16")) is None
+
+
+def test_float16_never_loses_precision_to_bfloat16() -> None:
+    assert choose_dtype("float16", report("avx512f", "amx_bf16")) == (
+        "float32",
+        "hardware: no fast float16 matrix multiplication",
+    )
 
 
 def test_float32_is_never_touched() -> None:

@@ -1,6 +1,8 @@
 import ctypes
 import gc
 import logging
+import subprocess
+import sys
 import weakref
 from typing import Any
 
@@ -71,3 +73,9 @@ def test_a_collector_that_was_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_one_heap_arena_is_accepted_by_the_c_library() -> None:
+    script = "from vllm_omni.edge.memory import use_one_heap_arena; print(use_one_heap_arena())"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert run.stdout.strip() == "True"

@@ -257,9 +257,31 @@ async def test_requests_over_the_bound_are_refused_with_advice(stage: FakeStage)
     stage.say("a", "done", finished=True)
     await ended(task)
     orchestrator.check_capacity()
+    orchestrator.shutdown(1.0)
+
+
+async def test_sequences_of_one_request_count_one_by_one(stage: FakeStage) -> None:
+    orchestrator = make(stage, max_requests=3)
+    start(orchestrator)
+
+    async def read_two() -> list[str]:
+        two = StageRequest("two", prompt="hello", sampling_params=None, num_sequences=2)
+        return [message.output async for message in orchestrator.run(two)]
+
+    task = asyncio.create_task(read_two())
+    await stage.wait_accepted()
+    assert orchestrator.num_requests == 2
+    orchestrator.check_capacity(1)
     with pytest.raises(CapacityError):
         orchestrator.check_capacity(2)
+    stage.say("two", "done", finished=True)
+    assert await ended(task) == ["done"]
     orchestrator.shutdown(1.0)
+
+
+async def test_what_never_fits_is_the_request_s_fault(orchestrator: Orchestrator) -> None:
+    with pytest.raises(RequestError, match=r"5 sequences are asked for at once .* at most 4 are accepted"):
+        orchestrator.check_capacity(5)
 
 
 async def test_health_is_the_worst_of_the_stages() -> None:
@@ -292,7 +314,7 @@ async def test_wait_idle_ends_with_the_last_request(orchestrator: Orchestrator, 
 async def test_wait_idle_is_true_when_every_request_was_refused(stage: FakeStage) -> None:
     orchestrator = make(stage, max_requests=0)
     start(orchestrator)
-    with pytest.raises(CapacityError):
+    with pytest.raises(RequestError):
         await read(orchestrator)
     assert await orchestrator.wait_idle(0.01)
     orchestrator.shutdown(1.0)

@@ -2,10 +2,11 @@
 
 import argparse
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-NAME = "convert"
-HELP = "Import a GGUF file into a Hugging Face model directory."
+from vllm_omni.errors import ConfigError
+
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -19,20 +20,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, rest: Sequence[str]) -> int:
     """Converts, with a progress bar on stderr and one line of results on stdout.
 
     Raises:
-        ConfigError: The source does not exist, or the directory may not or cannot be written.
+        ConfigError: An argument is unknown, the source does not exist, or the directory may not or cannot be written.
         WeightError: The file is damaged or not of an accepted kind.
     """
+    if rest:
+        raise ConfigError(f"unknown arguments {list(rest)}; `vllm-omni convert --help` lists what is accepted")
+
     from tqdm import tqdm
 
     from vllm_omni.quantization.gguf_import import import_gguf, plan_import
 
     begin_s = time.perf_counter()
     plan = plan_import(args.source, args.dtype)
-    with tqdm(total=plan.weight_bytes, unit="B", unit_scale=True, desc=NAME) as bar:
+    with tqdm(total=plan.weight_bytes, unit="B", unit_scale=True, desc="convert") as bar:
 
         def advance(tensor_name: str, num_bytes: int) -> None:
             bar.set_postfix_str(tensor_name, refresh=False)

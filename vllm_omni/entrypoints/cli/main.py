@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from vllm_omni.errors import ConfigError, HardwareError, OmniError, WeightError
 from vllm_omni.version import __version__
 
-# Name to one line of help; each is implemented by `vllm_omni.entrypoints.cli.<name>` with `add_arguments` and `run`.
+# Name to one line of help; each is implemented by `vllm_omni.entrypoints.cli.<name>` with `add_arguments(parser)` and
+# `run(args, rest)`, where `rest` are the words that the parser does not know.
 SUBCOMMANDS: Mapping[str, str] = {
     "serve": "serve a model over an OpenAI-compatible HTTP API",
     "convert": "import a GGUF file as a checkpoint directory that can be served",
@@ -59,9 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     configure_logging()
     module = _module(args.command)
     try:
-        if rest and not hasattr(module, "run_with_unknown"):
-            raise ConfigError(f"unknown arguments {rest}; `vllm-omni {args.command} --help` lists what is accepted")
-        return module.run_with_unknown(args, rest) if hasattr(module, "run_with_unknown") else module.run(args)
+        return module.run(args, rest)
     except USER_ERRORS as error:
         print(f"vllm-omni {args.command}: error: {error}", file=sys.stderr)
         return 2

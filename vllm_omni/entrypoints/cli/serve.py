@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from vllm_omni import envs
 from vllm_omni.config.deploy_config import OrchestratorConfig, StageDeployConfig
+from vllm_omni.edge.memory import use_one_heap_arena
 from vllm_omni.errors import ConfigError
 
 DEFAULT_HOST = "127.0.0.1"
@@ -138,12 +139,12 @@ def served_names(model: str, configured: Sequence[str] | None) -> tuple[str, ...
     return tuple(dict.fromkeys((model, Path(model).name)))
 
 
-def run_with_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> int:
+def run(args: argparse.Namespace, rest: Sequence[str]) -> int:
     """Serves until stopped. Everything the user can have got wrong is found before torch or vLLM is imported."""
     from vllm_omni.entrypoints.omni_base import prepare
 
     started_at = time.monotonic()
-    model_word, unlisted = parse_unknown(unknown)
+    model_word, unlisted = parse_unknown(rest)
     model = model_word or args.model
     if not model:
         raise ConfigError("no model given; accepted: a checkpoint directory, as in `vllm-omni serve DIR`")
@@ -158,6 +159,9 @@ def run_with_unknown(args: argparse.Namespace, unknown: Sequence[str]) -> int:
     if args.print_config:
         sys.stdout.write(deployment.describe())
         return 0
+
+    if envs.VLLM_OMNI_CPU_RELEASE_MEMORY:
+        use_one_heap_arena()
 
     from vllm_omni.entrypoints.openai.api_server import ServerOptions, run_server
 

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from vllm_omni import envs
 from vllm_omni.config.deployment import Deployment
-from vllm_omni.edge.memory import paused_collection
+from vllm_omni.edge.memory import paused_collection, release_freed_memory
 from vllm_omni.entrypoints.omni_base import StartOptions
 from vllm_omni.entrypoints.openai.errors import App
 from vllm_omni.entrypoints.openai.gateway import Gateway
@@ -35,10 +36,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("vllm_omni.server")
 
-# Of `shutdown_timeout_s`: what requests under way get to finish by themselves.
+# Shares of `shutdown_timeout_s`: for requests under way to finish by themselves, for those aborted to deliver their
+# last message, for the engine thread, and for the connections to close.
 DRAIN_SHARE = 0.4
-CONNECTION_CLOSE_TIMEOUT_S = 2
+ABORT_SHARE = 0.1
+ENGINE_SHARE = 0.3
+CONNECTIONS_SHARE = 0.2
 ENGINE_WATCH_INTERVAL_S = 1.0
+IDLE_POLL_S = 0.02
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class ServerOptions:
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A bound TCP socket.
+    """A TCP socket that listens.
 
     Raises:
         ConfigError: The address is not of this machine, or the port is taken or needs privileges.
@@ -75,6 +80,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
+        # Two sockets may be bound to one port; only one can listen.
+        sock.listen()
     except (OSError, OverflowError) as error:
         sock.close()
         raise ConfigError(
@@ -121,13 +128,14 @@ class _Server(uvicorn.Server):
 
     def __init__(self, deployment: Deployment, options: ServerOptions, sock: socket.socket, started_at: float):
         self.gateway = Gateway()
+        limit_s = deployment.config.orchestrator.shutdown_timeout_s
         super().__init__(
             uvicorn.Config(
                 self.gateway,
                 log_level=options.uvicorn_log_level,
                 log_config=None,
                 access_log=False,
-                timeout_graceful_shutdown=CONNECTION_CLOSE_TIMEOUT_S,
+                timeout_graceful_shutdown=max(1, int(limit_s * CONNECTIONS_SHARE)),
             )
         )
         self.deployment = deployment
@@ -135,6 +143,7 @@ class _Server(uvicorn.Server):
         self.sock = sock
         self.started_at = started_at
         self.omni: AsyncOmni | None = None
+        self.admission: AdmissionMiddleware | None = None
         self.exit_code = 0
         self._stop = asyncio.Event()
 
@@ -189,6 +198,8 @@ class _Server(uvicorn.Server):
         with paused_collection():
             app = self._build()
         asyncio.run_coroutine_threadsafe(self._warm_up(app), loop).result()
+        if envs.VLLM_OMNI_CPU_RELEASE_MEMORY:
+            release_freed_memory()
         return self._guard(app)
 
     def _build(self) -> "FastAPI":
@@ -213,8 +224,11 @@ class _Server(uvicorn.Server):
 
         assert self.omni is not None
         limits = self.deployment.config.orchestrator
-        admitted = AdmissionMiddleware(app, self.omni.max_requests, limits.retry_after_s, refused_counter().inc)
-        return ApiKeyMiddleware(BodyLimitMiddleware(admitted, limits.max_request_bytes), self.options.api_keys)
+        limited = BodyLimitMiddleware(app, limits.max_request_bytes)
+        self.admission = AdmissionMiddleware(
+            limited, self.omni.max_requests, limits.retry_after_s, refused_counter().inc
+        )
+        return ApiKeyMiddleware(self.admission, self.options.api_keys)
 
     def _open(self, starting: "asyncio.Future[Any]") -> None:
         """Opens the gateway; an engine that could not start ends the server with its error."""
@@ -255,11 +269,19 @@ class _Server(uvicorn.Server):
 
     async def _end_engine(self, omni: "AsyncOmni") -> None:
         limit_s = self.deployment.config.orchestrator.shutdown_timeout_s
-        if not await omni.wait_idle(limit_s * DRAIN_SHARE):
+        if not await self._wait_idle(omni, limit_s * DRAIN_SHARE):
             num_aborted = await omni.abort_all()
-            await omni.wait_idle(1.0)
+            await self._wait_idle(omni, limit_s * ABORT_SHARE)
             logger.info("event=requests_aborted count=%d", num_aborted)
-        # Responses still carry the last chunks to their clients.
-        await asyncio.sleep(0.1)
-        await asyncio.to_thread(omni.shutdown, limit_s * (1 - DRAIN_SHARE) / 2)
+        await asyncio.to_thread(omni.shutdown, limit_s * ENGINE_SHARE)
         logger.info("event=engine_stopped")
+
+    async def _wait_idle(self, omni: "AsyncOmni", timeout_s: float) -> bool:
+        """Waits until neither the engine nor a route works on a request; False when `timeout_s` passed first."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while omni.num_requests or (self.admission is not None and self.admission.num_requests):
+                    await asyncio.sleep(IDLE_POLL_S)
+        except TimeoutError:
+            return False
+        return True

@@ -12,13 +12,15 @@ POLICY_VIOLATION = 1008
 GENERATION_PATHS = frozenset({"/v1/chat/completions", "/v1/chat/completions/batch", "/v1/completions", "/v1/responses"})
 
 
+# What a client has to send its body: one that stalls must not keep a place in the queue.
+BODY_LIMIT_S = 60.0
 # What is read of a body that is refused: a client that is still sending sees a reset connection and not the answer.
 DRAIN_LIMIT_BYTES = 64 << 20
 DRAIN_LIMIT_S = 5.0
 
 
-class BodyTooLargeError(Exception):
-    """The body passed the limit while it was being received."""
+class BodyRefusedError(Exception):
+    """The body passed a limit while it was being received."""
 
 
 class ApiKeyMiddleware:
@@ -49,11 +51,17 @@ class ApiKeyMiddleware:
 
 
 class BodyLimitMiddleware:
-    """Answers 413 to bodies over `max_bytes`, by their declared length or as soon as that many bytes arrived."""
+    """Bounds a body: 413 over `max_bytes`, by its declared length or once that many bytes arrived; 408 when it is late.
 
-    def __init__(self, app: App, max_bytes: int):
+    Args:
+        max_bytes: Largest body.
+        limit_s: Seconds from the request's head to the end of its body.
+    """
+
+    def __init__(self, app: App, max_bytes: int, limit_s: float = BODY_LIMIT_S):
         self.app = app
         self.max_bytes = max_bytes
+        self.limit_s = limit_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -67,38 +75,63 @@ class BodyLimitMiddleware:
         await self._run_counted(scope, receive, send)
 
     async def _run_counted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        received_bytes = 0
-        more = True
+        body = _CountedBody(receive, self.max_bytes, self.limit_s)
         started = False
-
-        async def counted_receive() -> Message:
-            nonlocal received_bytes, more
-            message = await receive()
-            received_bytes += len(message.get("body", b""))
-            more = message.get("more_body", False)
-            if received_bytes > self.max_bytes:
-                raise BodyTooLargeError
-            return message
 
         async def watched_send(message: Message) -> None:
             nonlocal started
             # The framework answers for an exception that it met while reading the body; ours is the better answer.
-            if received_bytes > self.max_bytes:
-                return
-            started = True
-            await send(message)
+            if not body.is_refused:
+                started = True
+                await send(message)
 
-        with contextlib.suppress(BodyTooLargeError):
-            await self.app(scope, counted_receive, watched_send)
-        if received_bytes > self.max_bytes and not started:
-            if more:
-                await drain(receive)
-            await self._refuse(send)
+        with contextlib.suppress(BodyRefusedError):
+            await self.app(scope, body.receive, watched_send)
+        if started or not body.is_refused:
+            return
+        if body.is_late:
+            message = f"the request body was not complete within {self.limit_s:g} s"
+            await send_error(send, 408, "RequestTimeoutError", message, {"connection": "close"})
+            return
+        if body.has_more:
+            await drain(receive)
+        await self._refuse(send)
 
     async def _refuse(self, send: Send) -> None:
         message = f"the request body is larger than {self.max_bytes} bytes (orchestrator.max_request_bytes)"
         # What was not read of the body makes the connection useless.
         await send_error(send, 413, "RequestTooLargeError", message, {"connection": "close"})
+
+
+class _CountedBody:
+    """`receive` of one request, bounded in bytes and, until the body is complete, in time."""
+
+    def __init__(self, receive: Receive, max_bytes: int, limit_s: float):
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._deadline = asyncio.get_running_loop().time() + limit_s
+        self._num_bytes = 0
+        self.has_more = True
+        self.is_late = False
+
+    @property
+    def is_refused(self) -> bool:
+        return self.is_late or self._num_bytes > self._max_bytes
+
+    async def receive(self) -> Message:
+        if not self.has_more:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                message = await self._receive()
+        except TimeoutError as error:
+            self.is_late = True
+            raise BodyRefusedError from error
+        self._num_bytes += len(message.get("body", b""))
+        self.has_more = message.get("more_body", False)
+        if self.is_refused:
+            raise BodyRefusedError
+        return message
 
 
 async def drain(receive: Receive) -> None:

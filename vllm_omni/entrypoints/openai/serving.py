@@ -29,6 +29,7 @@ from vllm.entrypoints.serve.tokenize.serving import ServingTokenization
 from vllm.parser.metrics import init_parser_metrics
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.prometheus import get_prometheus_registry
 
 from vllm_omni.entrypoints.async_omni import AsyncOmni
@@ -61,6 +62,16 @@ class ServingChat(OpenAIServingChat):
         return await super().create_chat_completion(request, raw_request)
 
 
+class ServingCompletion(OpenAIServingCompletion):
+    """vLLM's completion class, which also bounds the prompts of one request: each is a request to the engine."""
+
+    async def create_completion(self, request: Any, raw_request: Request | None = None) -> Any:
+        prompt = request.prompt
+        if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            self.engine_client.check_admission(len(prompt) * (request.n or 1))
+        return await super().create_completion(request, raw_request)
+
+
 @functools.cache
 def refused_counter() -> Counter:
     """Counts requests answered 429; part of `/metrics`."""
@@ -73,7 +84,7 @@ def refused_counter() -> Counter:
 
 def build_app(omni: AsyncOmni, options: ServingOptions) -> FastAPI:
     """The application with every route, its serving classes constructed and the chat template compiled."""
-    app = FastAPI(title="vLLM-Omni Edge", docs_url=None, redoc_url=None)
+    app = FastAPI(title="vLLM-Omni Edge", openapi_url=None)
     for attach in (
         attach_chat_router,
         attach_completion_router,
@@ -92,6 +103,7 @@ def build_app(omni: AsyncOmni, options: ServingOptions) -> FastAPI:
     app.add_exception_handler(RequestError, _answer_request_error)
     app.add_exception_handler(CapacityError, _answer_capacity_error)
     app.add_exception_handler(StageError, _answer_stage_error)
+    app.add_exception_handler(EngineDeadError, _answer_stage_error)
     return app
 
 
@@ -129,9 +141,7 @@ def _fill_state(state: Any, omni: AsyncOmni, options: ServingOptions) -> None:
             omni, models, "assistant", online_renderer=renderer, request_logger=None, **template_options, **parsers
         )
         setattr(state, attribute, serving)
-    state.openai_serving_completion = OpenAIServingCompletion(
-        omni, models, online_renderer=renderer, request_logger=None
-    )
+    state.openai_serving_completion = ServingCompletion(omni, models, online_renderer=renderer, request_logger=None)
     state.openai_serving_responses = OpenAIServingResponses(
         omni, models, renderer, request_logger=None, **template_options, **parsers
     )
@@ -161,6 +171,7 @@ async def _answer_request_error(_request: Request, error: Exception) -> JSONResp
 
 async def _answer_capacity_error(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, CapacityError)
+    refused_counter().inc()
     headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
     return JSONResponse(error_body(429, "RateLimitError", str(error)), status_code=429, headers=headers)
 

@@ -129,6 +129,40 @@ async def test_errors_of_the_application_pass_through_the_body_limit(call: Any) 
         await call(BodyLimitMiddleware(failing, 6))
 
 
+@pytest.mark.parametrize("answers_itself", [False, True])
+async def test_a_body_that_never_ends_is_408(answers_itself: bool) -> None:
+    """Whether or not the framework turns the failed reading into an answer of its own."""
+    sent: list[Any] = []
+
+    async def stalled() -> Any:
+        await asyncio.Event().wait()
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await reading_app(scope, receive, send)
+        except Exception:
+            if not answers_itself:
+                raise
+            await send_json(send, 400, {"error": "could not parse the body"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}
+    await BodyLimitMiddleware(application, 6, limit_s=0.01)(scope, stalled, send)
+    assert [message.get("status") for message in sent] == [408, None]
+    assert b"not complete within 0.01 s" in sent[1]["body"]
+
+
+async def test_a_complete_body_has_no_deadline_for_the_answer(call: Any) -> None:
+    async def slow(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(0.03)
+        await reading_app(scope, receive, send)
+
+    limited = BodyLimitMiddleware(slow, 6, limit_s=10)
+    assert (await call(limited, chunks=[b"abc"])).status == 200
+
+
 async def test_other_protocols_have_no_body_limit(call: Any) -> None:
     answer = await call(BodyLimitMiddleware(reading_app, 1), kind="websocket", chunks=[b"123"])
     assert answer.json == {"num_bytes": 3}

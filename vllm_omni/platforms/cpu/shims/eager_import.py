@@ -2,7 +2,7 @@
 
 What is wrong, in vLLM 0.32: `import vllm` runs `vllm.env_override`, which imports torch's inductor in order to patch
 it; and helpers of the sampler and of drafting are decorated with `torch.compile`, whose default backend imports it
-again. On two Zen 3 cores that is 2.5 s of 12 s of imports, 540 modules.
+again. `docs/edge/results.md` has what that costs.
 
 Off: with `VLLM_OMNI_SHIM_EAGER_IMPORT=0`; by itself where a stage compiles, where vLLM is imported already, and once
 vLLM's file no longer names the inductor. `tests/integration/test_shims.py` fails when the shim is no longer needed.
