@@ -31,9 +31,7 @@ LIGHT_FILES_IN_HEAVY_PLACES = {
     "entrypoints/openai/errors.py": "plain ASGI",
 }
 # Files elsewhere that import vLLM inside a function.
-HEAVY_FUNCTIONS = {
-    "entrypoints/async_omni.py": "makes a `CompletionOutput` for a request that was aborted before the engine saw it",
-}
+HEAVY_FUNCTIONS = {}
 # The root offers the entry points lazily; nothing else reaches upwards.
 UPWARD_IMPORTS = {
     ("__init__.py", "entrypoints"): "`vllm_omni.AsyncOmni` and `vllm_omni.Omni`, when first used",

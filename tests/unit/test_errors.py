@@ -34,7 +34,8 @@ def test_some_are_builtin_errors_too(error: type[Exception], builtin: type[Excep
 
 def test_kinds_of_failure_are_told_apart_by_class() -> None:
     assert issubclass(ProfileNotFoundError, ConfigError)
-    kinds = (ConfigError, HardwareError, WeightError, CapacityError, RequestError, StageError, EngineError)
+    assert issubclass(StageError, EngineError)
+    kinds = (ConfigError, HardwareError, WeightError, CapacityError, RequestError, EngineError)
     for kind in kinds:
         assert [other for other in kinds if issubclass(kind, other)] == [kind]
 

@@ -187,7 +187,7 @@ def test_flags_and_name_of_an_x86_processor(root: Any) -> None:
 def test_flags_of_an_arm_processor(root: Any) -> None:
     report = probe(root.write("proc/cpuinfo", ARM_CPUINFO))
     assert report.model_name is None
-    assert set(report.isa_flags) == {"asimd", "asimddp", "i8mm", "bf16"}
+    assert set(report.isa_flags) == {"asimd", "asimdhp", "asimddp", "i8mm", "bf16"}
 
 
 def test_what_is_not_reported_is_none(root: Any) -> None:
