@@ -11,9 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from vllm_omni import envs
 from vllm_omni.config.deploy_config import StageDeployConfig
-from vllm_omni.edge.memory import release_freed_memory
 from vllm_omni.engine.compat import (
     AsyncEngineArgs,
     AsyncLLM,
@@ -147,8 +145,6 @@ class ARStage(Stage):
                 llm.shutdown(timeout=0)
             self._check_not_closed()
             self._llm = llm
-        if envs.VLLM_OMNI_CPU_RELEASE_MEMORY:
-            release_freed_memory()
 
     def _check_not_closed(self) -> None:
         """Ends a start that has taken so long that nobody waits for it any more."""

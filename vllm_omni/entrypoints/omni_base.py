@@ -16,7 +16,7 @@ from vllm_omni.config.model_facts import ModelFacts
 from vllm_omni.config.resolve import resolve_deployment
 from vllm_omni.edge.compute_dtype import choose_dtype
 from vllm_omni.edge.hardware_probe import probe_hardware
-from vllm_omni.edge.memory import paused_collection
+from vllm_omni.edge.memory import paused_collection, release_freed_memory
 from vllm_omni.errors import ConfigError
 from vllm_omni.platforms.cpu import plugin
 from vllm_omni.platforms.cpu.quiet import silence_inapplicable_messages
@@ -117,11 +117,13 @@ class StartOptions:
     Attributes:
         log_stats: Collect what `/metrics` shows.
         log_requests: Log arrival and end of each request.
+        release_memory: Give freed memory back at the end; False where the caller loads more and does it later.
         while_loading: Called while the weights load in another thread; for work that would otherwise come after.
     """
 
     log_stats: bool = False
     log_requests: bool = False
+    release_memory: bool = True
     while_loading: Callable[[], Any] | None = None
 
 
@@ -138,7 +140,10 @@ def start_orchestrator(deployment: Deployment, options: StartOptions) -> "Orches
     envs.export({"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": envs.VLLM_LOGGING_LEVEL})
 
     with paused_collection(), eager_import(compiles_nothing=all(map(compiles_nothing, deployment.config.stages))):
-        return _start_stages(deployment, options)
+        orchestrator = _start_stages(deployment, options)
+    if options.release_memory and envs.VLLM_OMNI_CPU_RELEASE_MEMORY:
+        release_freed_memory()
+    return orchestrator
 
 
 def compiles_nothing(stage: StageDeployConfig) -> bool:

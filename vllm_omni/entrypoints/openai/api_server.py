@@ -205,7 +205,9 @@ class _Server(uvicorn.Server):
     def _build(self) -> "FastAPI":
         from vllm_omni.entrypoints.async_omni import AsyncOmni
 
-        options = StartOptions(self.options.log_stats, self.options.log_requests, while_loading=_import_routes)
+        options = StartOptions(
+            self.options.log_stats, self.options.log_requests, release_memory=False, while_loading=_import_routes
+        )
         self.omni = AsyncOmni.from_deployment(self.deployment, options)
 
         from vllm_omni.entrypoints.openai.serving import ServingOptions, build_app
