@@ -85,6 +85,9 @@ VARIABLES: Mapping[str, Variable] = MappingProxyType(
         "VLLM_OMNI_SHIM_EAGER_IMPORT": Variable(
             True, parse_bool, "Keep torch's compiler from being imported where nothing is compiled."
         ),
+        "VLLM_OMNI_SHIM_EMBEDDING_PACK": Variable(
+            True, parse_bool, "Keep the table of an input embedding from being packed for multiplication as well."
+        ),
         "VLLM_OMNI_TARGET_DEVICE": Variable(
             None,
             parse_choice(("cpu", "cuda")),

@@ -48,3 +48,49 @@ def test_the_switch_keeps_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_code_that_does_compile_still_finds_the_patches() -> None:
     script = with_shim(compiles_nothing=True) + "\nfrom vllm.compilation import compiler_interface\n" + REPORT
     assert run(script) == "True"
+
+
+EMBEDDING = """
+import torch
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead, UnquantizedEmbeddingMethod, VocabParallelEmbedding)
+from vllm_omni.platforms.cpu.shims.embedding_pack import embedding_pack
+import vllm.model_executor.layers.utils as utils
+
+packed = []
+pack = utils.dispatch_cpu_unquantized_gemm
+utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: (packed.append(layer), pack(layer, remove_weight))
+
+def loaded(kind):
+    layer = kind.__new__(kind)
+    torch.nn.Module.__init__(layer)
+    layer.weight = torch.nn.Parameter(torch.randn(96, 64), requires_grad=False)
+    UnquantizedEmbeddingMethod().process_weights_after_loading(layer)
+    return layer
+"""
+
+
+def test_vllm_alone_packs_an_input_embedding() -> None:
+    """When this fails, vLLM is fixed and the shim `embedding_pack` can go."""
+    assert run(f"{EMBEDDING}\nloaded(VocabParallelEmbedding); print(len(packed))") == "1"
+
+
+def test_with_the_shim_an_input_embedding_is_packed_once_when_it_is_multiplied() -> None:
+    script = f"""{EMBEDDING}
+with embedding_pack():
+    layer = loaded(VocabParallelEmbedding)
+assert packed == []
+x = torch.randn(3, 64)
+for _ in range(2):
+    torch.testing.assert_close(layer.cpu_linear(x, layer.weight, None), x @ layer.weight.T)
+print(len(packed))"""
+    assert run(script) == "1"
+
+
+def test_with_the_shim_an_output_layer_is_packed_at_once() -> None:
+    assert run(f"{EMBEDDING}\nwith embedding_pack(): loaded(ParallelLMHead)\nprint(len(packed))") == "1"
+
+
+def test_the_switch_packs_an_input_embedding_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_OMNI_SHIM_EMBEDDING_PACK", "0")
+    assert run(f"{EMBEDDING}\nwith embedding_pack(): loaded(VocabParallelEmbedding)\nprint(len(packed))") == "1"

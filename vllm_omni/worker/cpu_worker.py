@@ -8,6 +8,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from vllm_omni.edge.memory import anonymous_bytes
+from vllm_omni.platforms.cpu.shims.embedding_pack import embedding_pack
 
 logger = logging.getLogger("vllm_omni.worker")
 
@@ -18,7 +19,8 @@ class OmniCPUWorker(CPUWorker):
     def load_model(self, **arguments: Any) -> None:
         """Loads the weights and logs how long it took and what the process has allocated since its start."""
         start = time.monotonic()
-        super().load_model(**arguments)
+        with embedding_pack():
+            super().load_model(**arguments)
         logger.info("event=model_loaded seconds=%.2f rss_anon_bytes=%s", time.monotonic() - start, anonymous_bytes())
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
