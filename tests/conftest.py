@@ -27,6 +27,12 @@ def smollm2() -> Path:
     return _make("model")
 
 
+@pytest.fixture(scope="session")
+def smollm2_artifact() -> Path:
+    """The same model packed, its 4-bit weights taken over exactly from the GGUF."""
+    return _make("artifact")
+
+
 def _make(target: str) -> Path:
     """Runs the Makefile's target that prepares the model, the one that `make demo` uses too."""
     make = shutil.which("make")

@@ -79,6 +79,14 @@ VARIABLES: Mapping[str, Variable] = MappingProxyType(
         "VLLM_OMNI_EDGE_BUILD": Variable(
             False, parse_bool, "At install time: require only the core runtime (`requirements/<device>-edge.txt`)."
         ),
+        "VLLM_OMNI_NATIVE_ISA": Variable(
+            None,
+            parse_choice(("avx512_vnni", "avx2", "neon_dotprod", "generic")),
+            "Instruction set of the native core; unset: the best that this machine can run.",
+        ),
+        "VLLM_OMNI_NATIVE_LIBRARY": Variable(
+            None, parse_path, "The native core's library file, in place of the one built at installation."
+        ),
         "VLLM_OMNI_NUM_THREADS": Variable(
             None, parse_positive_int, "Compute threads; unset: from cgroup quota, affinity mask and physical cores."
         ),

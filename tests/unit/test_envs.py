@@ -16,6 +16,7 @@ ENVIRONMENT_NAMES: set[object] = {"environ", "environb", "getenv", "getenvb", "p
 MALFORMED = {
     "VLLM_OMNI_CPU_RELEASE_MEMORY": "maybe",
     "VLLM_OMNI_EDGE_BUILD": "2",
+    "VLLM_OMNI_NATIVE_ISA": "avx9",
     "VLLM_OMNI_NUM_THREADS": "many",
     "VLLM_OMNI_SHIM_EAGER_IMPORT": "perhaps",
     "VLLM_OMNI_SHIM_EMBEDDING_PACK": "sometimes",

@@ -1,0 +1,97 @@
+#include "include/attention.h"
+
+#include <algorithm>
+
+namespace omni {
+
+namespace {
+
+// Queries (rows times heads of a group) that share one pass over keys and values.
+constexpr int64_t kQueriesPerTask = 48;
+// Keys of a task where a batch has too few tasks for its threads.
+constexpr int64_t kKeysPerPart = 256;
+
+int64_t padded_dim(int32_t head_dim) { return (head_dim + 15) / 16 * 16; }
+
+}  // namespace
+
+int64_t attention_scratch_floats(int64_t queries, int32_t head_dim) {
+    const int64_t state = (2 * queries + 15) / 16 * 16;
+    return queries * (2 * padded_dim(head_dim) + kAttentionTile) + state + 2 * kAttentionTile * padded_dim(head_dim);
+}
+
+void AttentionPlan::make(const omni_batch& batch, int64_t row_begin, int64_t row_end, const AttentionShape& shape, int num_threads) {
+    spans_.clear();
+    parts_.assign(size_t(row_end - row_begin), Parts{});
+    num_slots_ = 0;
+    const int64_t rows_per_task = std::max<int64_t>(1, kQueriesPerTask / shape.heads_per_kv());
+    const int64_t tasks = (row_end - row_begin) * shape.num_kv_heads / std::min(rows_per_task, row_end - row_begin);
+    const int64_t max_keys = tasks < 8 * num_threads ? kKeysPerPart : INT64_MAX;
+    for (int32_t sequence = 0; sequence < batch.num_seqs; ++sequence) {
+        const int64_t begin = std::max<int64_t>(row_begin, batch.query_start[sequence]);
+        const int64_t end = std::min<int64_t>(row_end, batch.query_start[sequence + 1]);
+        // A row's place: the last row of the sequence has the last place.
+        const int64_t offset = batch.seq_lens[sequence] - batch.query_start[sequence + 1];
+        for (int64_t row = begin; row < end; row += rows_per_task)
+            add_rows(sequence, row - row_begin, std::min(rows_per_task, end - row), row + offset, shape, max_keys);
+    }
+    const int64_t queries = rows_per_task * shape.heads_per_kv();
+    tile_floats_ = (attention_scratch_floats(queries, shape.head_dim) + 15) / 16 * 16;
+    tiles_ = tiles_scratch_.reserve<float>(tile_floats_ * num_threads);
+    sums_ = sums_scratch_.reserve<float>(num_slots_ * shape.width());
+    states_ = states_scratch_.reserve<float>(num_slots_ * 2 * shape.num_heads);
+}
+
+void AttentionPlan::add_rows(int32_t sequence, int64_t row, int64_t num_rows, int64_t first_index, const AttentionShape& shape,
+                             int64_t max_keys) {
+    const int64_t end = first_index + num_rows;
+    const int64_t begin = shape.window > 0 ? std::max<int64_t>(0, first_index - shape.window + 1) : 0;
+    const int64_t count = std::max<int64_t>(1, max_keys == INT64_MAX ? 1 : (end - begin) / max_keys);
+    for (int64_t part = 0; part < count; ++part) {
+        const Range keys = share(end - begin, part, count);
+        spans_.push_back({sequence, row, num_rows, first_index, begin + keys.begin, begin + keys.end, num_slots_ + part * num_rows});
+    }
+    for (int64_t i = 0; i < num_rows; ++i) parts_[size_t(row + i)] = {num_slots_ + i, num_rows, count};
+    num_slots_ += count * num_rows;
+}
+
+void AttentionPlan::attend(const Kernels& kernels, int thread, const omni_kv_cache& cache, const omni_batch& batch,
+                           const AttentionShape& shape, const float* q, int64_t q_stride, std::atomic<int64_t>& counter) {
+    const int64_t tasks = int64_t(spans_.size()) * shape.num_kv_heads;
+    const int64_t group_floats = int64_t(shape.heads_per_kv()) * shape.head_dim;
+    // Last spans first: they have the most keys, and a long task at the end would leave the others waiting.
+    for (int64_t i; (i = counter.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
+        const Span& span = spans_[spans_.size() - 1 - size_t(i / shape.num_kv_heads)];
+        const int32_t kv_head = int32_t(i % shape.num_kv_heads);
+        AttentionTask task;
+        task.cache = &cache;
+        task.block_table = batch.block_tables[shape.kv_group] + span.sequence * batch.block_table_strides[shape.kv_group];
+        task.kv_head = kv_head;
+        task.head_dim = shape.head_dim;
+        task.heads_per_kv = shape.heads_per_kv();
+        task.window = shape.window;
+        task.first_index = span.first_index;
+        task.num_rows = span.num_rows;
+        task.key_begin = span.key_begin;
+        task.key_end = span.key_end;
+        task.scale = shape.scale;
+        task.q = q + span.row * q_stride + kv_head * group_floats;
+        task.q_stride = q_stride;
+        task.out = sums_ + span.slot * shape.width() + kv_head * group_floats;
+        task.out_stride = shape.width();
+        task.max_and_sum = states_ + 2 * (span.slot * shape.num_heads + int64_t(kv_head) * shape.heads_per_kv());
+        task.max_and_sum_stride = 2 * shape.num_heads;
+        task.scratch = tiles_ + thread * tile_floats_;
+        kernels.attention(task);
+    }
+}
+
+void AttentionPlan::join_row(const Kernels& kernels, const AttentionShape& shape, int64_t row, float* out) const {
+    const Parts& parts = parts_[size_t(row)];
+    for (int32_t head = 0; head < shape.num_heads; ++head)
+        kernels.join_attention(sums_ + parts.slot * shape.width() + head * shape.head_dim, parts.stride * shape.width(),
+                               states_ + 2 * (parts.slot * shape.num_heads + head), 2 * parts.stride * shape.num_heads, parts.count,
+                               shape.head_dim, out + head * shape.head_dim);
+}
+
+}  // namespace omni

@@ -1,0 +1,288 @@
+// The C ABI: checks what is passed, turns exceptions into codes, and calls the rest.
+#include <cstring>
+#include <new>
+#include <string>
+#include <system_error>
+
+#include "include/checks.h"
+
+#define OMNI_EXPORT extern "C" __attribute__((visibility("default")))
+
+struct omni_team {
+    omni_team(int num_threads, const omni::Kernels& kernels, int spin_us) : team(num_threads, kernels, spin_us) {}
+    omni::Team team;
+    // Of omni_linear; a decoder has its own.
+    omni::QuantizedInput input;
+};
+
+struct omni_decoder {
+    omni_decoder(omni::Team& team, const omni_decoder_spec& spec, const omni_layer* layers) : decoder(team, spec, layers) {}
+    omni::Decoder decoder;
+};
+
+namespace {
+
+using omni::Kernels;
+using omni::Range;
+using omni::Refused;
+using omni::Team;
+
+thread_local std::string last_error;
+
+struct Arm {
+    const char* name;
+    const Kernels* (*kernels)();
+    bool (*can_run)();
+};
+
+bool always() { return true; }
+
+// Best first.
+const Arm arms[] = {
+#if defined(__x86_64__)
+    {"avx512_vnni", omni::avx512_vnni_kernels, omni::can_run_avx512_vnni},
+    {"avx2", omni::avx2_kernels, omni::can_run_avx2},
+#elif defined(__aarch64__)
+    {"neon_dotprod", omni::neon_dotprod_kernels, omni::can_run_neon_dotprod},
+#endif
+    {"generic", omni::generic_kernels, always},
+};
+
+bool can_run(const Arm& arm) {
+#if defined(OMNI_SIMDE)
+    // The emulated arm needs what the compiler was told to use for the emulation.
+    if (std::strcmp(arm.name, "avx512_vnni") == 0) return true;
+#endif
+    return arm.can_run();
+}
+
+std::string names(bool runnable_only) {
+    std::string list;
+    for (const Arm& arm : arms)
+        if (!runnable_only || can_run(arm)) list += (list.empty() ? "" : ",") + std::string(arm.name);
+    return list;
+}
+
+const Kernels& choose(const char* isa) {
+    for (const Arm& arm : arms)
+        if ((!isa || std::strcmp(isa, arm.name) == 0) && can_run(arm)) return *arm.kernels();
+    omni::refuse("isa", isa, names(true));
+}
+
+template <typename Body>
+int32_t guarded(const Body& body) {
+    try {
+        body();
+        return OMNI_OK;
+    } catch (const Refused& error) {
+        last_error = error.what();
+        return OMNI_ERROR_ARGUMENT;
+    } catch (const std::bad_alloc&) {
+        last_error = "out of memory";
+        return OMNI_ERROR_MEMORY;
+    }
+}
+
+// Runs body(kernels, begin, end) on each thread's part of 0..count.
+template <typename Body>
+void split(omni_team* handle, int64_t count, const Body& body) {
+    Team& team = handle->team;
+    team.run([&](int thread) {
+        const Range part = omni::share(count, thread, team.size());
+        if (part.begin < part.end) body(team.kernels(), part.begin, part.end);
+    });
+}
+
+}  // namespace
+
+OMNI_EXPORT int32_t omni_abi_version(void) { return OMNI_ABI_VERSION; }
+
+OMNI_EXPORT const char* omni_last_error(void) { return last_error.c_str(); }
+
+OMNI_EXPORT const char* omni_compiled_isas(void) {
+    static const std::string list = names(false);
+    return list.c_str();
+}
+
+OMNI_EXPORT const char* omni_runnable_isas(void) {
+    static const std::string list = names(true);
+    return list.c_str();
+}
+
+OMNI_EXPORT omni_team* omni_team_create(int32_t num_threads, const char* isa, int32_t spin_us) {
+    omni_team* team = nullptr;
+    const int32_t code = guarded([&] {
+        if (num_threads < 1 || num_threads > 256) omni::refuse("num_threads", std::to_string(num_threads), "1 to 256");
+        if (spin_us < 0) omni::refuse("spin_us", std::to_string(spin_us), "0 or more");
+        const Kernels& kernels = choose(isa);
+        try {
+            team = new omni_team(num_threads, kernels, spin_us);
+        } catch (const std::system_error& error) {
+            throw Refused(std::string("threads cannot be started: ") + error.what());
+        }
+    });
+    return code == OMNI_OK ? team : nullptr;
+}
+
+OMNI_EXPORT void omni_team_destroy(omni_team* team) { delete team; }
+
+OMNI_EXPORT const char* omni_team_isa(const omni_team* team) { return team->team.kernels().name; }
+
+OMNI_EXPORT int32_t omni_linear(omni_team* handle, const omni_matrix* matrix, const float* x, int64_t num_rows, float* out) {
+    return guarded([&] {
+        omni::check_matrix("matrix", *matrix);
+        omni::check_positive("num_rows", num_rows);
+        Team& team = handle->team;
+        omni::QuantizedInput& input = handle->input;
+        input.serve_only(*matrix);
+        input.resize(num_rows);
+        const omni::Product product = {matrix, out, matrix->rows, false};
+        std::atomic<int64_t> next_block{0};
+        team.run([&](int thread) {
+            const Range rows = omni::share(num_rows, thread, team.size());
+            for (int64_t row = rows.begin; row < rows.end; ++row) input.quantize_row(team.kernels(), x + row * matrix->columns, row);
+            team.barrier();
+            omni::multiply_share(team, input, &product, 1, num_rows, next_block);
+        });
+    });
+}
+
+OMNI_EXPORT int32_t omni_dequantize_rows(omni_team* team, const omni_matrix* matrix, const int32_t* ids, int64_t count, float* out) {
+    return guarded([&] {
+        omni::check_matrix("matrix", *matrix);
+        for (int64_t i = 0; i < count; ++i)
+            if (ids[i] < 0 || ids[i] >= matrix->rows)
+                omni::refuse("row", std::to_string(ids[i]), "0 to " + std::to_string(matrix->rows) + " exclusive");
+        split(team, count, [&](const Kernels& kernels, int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) kernels.dequantize_row(*matrix, ids[i], out + i * matrix->columns);
+        });
+    });
+}
+
+OMNI_EXPORT int32_t omni_dequantize_panel(omni_team* team, const omni_matrix* matrix, int64_t first, int64_t count, uint16_t* out) {
+    return guarded([&] {
+        omni::check_matrix("matrix", *matrix);
+        if (first < 0 || count < 0 || first + count > matrix->rows)
+            omni::refuse("rows", std::to_string(first) + " + " + std::to_string(count), "within " + std::to_string(matrix->rows));
+        split(team, count, [&](const Kernels& kernels, int64_t begin, int64_t end) {
+            std::vector<float> row(size_t(matrix->columns));
+            for (int64_t i = begin; i < end; ++i) {
+                kernels.dequantize_row(*matrix, first + i, row.data());
+                kernels.to_bfloat16(row.data(), matrix->columns, out + i * matrix->columns);
+            }
+        });
+    });
+}
+
+OMNI_EXPORT int32_t omni_quantize_rows(omni_team* team, const float* x, int64_t num_rows, int64_t columns, int32_t group_size, int8_t* p,
+                                       float* a, float* s) {
+    return guarded([&] {
+        omni::check_positive("columns", columns);
+        omni::check_group_size(group_size);
+        const int64_t groups = (columns + group_size - 1) / group_size;
+        split(team, num_rows, [&](const Kernels& kernels, int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i)
+                kernels.quantize_row(x + i * columns, columns, group_size, p + i * groups * group_size, a + i * groups, s + i * groups);
+        });
+    });
+}
+
+OMNI_EXPORT int32_t omni_rms_norm(omni_team* team, const float* x, const float* weight, int64_t num_rows, int64_t columns, float eps,
+                                  float* out) {
+    return guarded([&] {
+        omni::check_positive("columns", columns);
+        split(team, num_rows, [&](const Kernels& kernels, int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) kernels.rms_norm_row(x + i * columns, weight, columns, eps, out + i * columns);
+        });
+    });
+}
+
+OMNI_EXPORT int32_t omni_rope(omni_team* team, float* x, const int64_t* positions, const float* table, int64_t num_rows, int32_t num_heads,
+                              int32_t head_dim, int32_t rotary_dim, int32_t style) {
+    return guarded([&] {
+        if (rotary_dim < 2 || rotary_dim > head_dim || rotary_dim % 2)
+            omni::refuse("rotary_dim", std::to_string(rotary_dim), "an even number from 2 to head_dim " + std::to_string(head_dim));
+        split(team, num_rows * num_heads, [&](const Kernels& kernels, int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i)
+                kernels.rope_head(x + i * head_dim, table + positions[i / num_heads] * rotary_dim, rotary_dim, style);
+        });
+    });
+}
+
+OMNI_EXPORT int32_t omni_gated_activation(omni_team* team, const float* gate, const float* up, int64_t count, int32_t activation,
+                                          float* out) {
+    return guarded([&] {
+        split(team, count, [&](const Kernels& kernels, int64_t begin, int64_t end) {
+            kernels.gated_activation(gate + begin, up + begin, end - begin, activation, out + begin);
+        });
+    });
+}
+
+OMNI_EXPORT int32_t omni_store_kv(omni_team* team, const omni_kv_cache* cache, const float* k, const float* v, const int64_t* slots,
+                                  int64_t num_rows, int32_t num_kv_heads, int32_t head_dim) {
+    return guarded([&] {
+        omni::check_heads(num_kv_heads, num_kv_heads, head_dim);
+        omni::check_cache(*cache, num_kv_heads, head_dim);
+        omni::check_slots(*cache, slots, num_rows);
+        split(team, num_rows * num_kv_heads, [&](const Kernels& kernels, int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) {
+                const int64_t slot = slots[i / num_kv_heads];
+                if (slot < 0) continue;
+                uint8_t* cell = cache->data + slot / cache->block_size * cache->block_stride + i % num_kv_heads * cache->head_stride +
+                                slot % cache->block_size * cache->token_stride;
+                kernels.store_cell(cell, k + i * head_dim, v + i * head_dim, head_dim, cache->kind);
+            }
+        });
+    });
+}
+
+OMNI_EXPORT int32_t omni_attention(omni_team* handle, const omni_kv_cache* cache, const omni_batch* batch, int32_t kv_group,
+                                   const float* q, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t window, float scale,
+                                   float* out) {
+    return guarded([&] {
+        omni::check_positive("num_rows", batch->num_rows);
+        omni::check_positive("num_seqs", batch->num_seqs);
+        omni::check_heads(num_heads, num_kv_heads, head_dim);
+        omni::check_cache(*cache, num_kv_heads, head_dim);
+        omni::check_sequences(*batch, *cache, kv_group, window);
+        Team& team = handle->team;
+        const omni::AttentionShape shape = {num_heads, num_kv_heads, head_dim, window, kv_group, scale};
+        omni::AttentionPlan plan;
+        plan.make(*batch, 0, batch->num_rows, shape, team.size());
+        std::atomic<int64_t> counter{0};
+        team.run([&](int thread) {
+            plan.attend(team.kernels(), thread, *cache, *batch, shape, q, shape.width(), counter);
+            team.barrier();
+            const Range rows = omni::share(batch->num_rows, thread, team.size());
+            for (int64_t row = rows.begin; row < rows.end; ++row) plan.join_row(team.kernels(), shape, row, out + row * shape.width());
+        });
+    });
+}
+
+OMNI_EXPORT omni_decoder* omni_decoder_create(omni_team* team, const omni_decoder_spec* spec, const omni_layer* layers) {
+    omni_decoder* decoder = nullptr;
+    const int32_t code = guarded([&] {
+        omni::check_pointer("team", team);
+        omni::check_decoder(*spec, layers);
+        decoder = new omni_decoder(team->team, *spec, layers);
+    });
+    return code == OMNI_OK ? decoder : nullptr;
+}
+
+OMNI_EXPORT void omni_decoder_destroy(omni_decoder* decoder) { delete decoder; }
+
+OMNI_EXPORT int32_t omni_decoder_bind_cache(omni_decoder* handle, const omni_kv_cache* caches) {
+    return guarded([&] {
+        omni::Decoder& decoder = handle->decoder;
+        for (int32_t i = 0; i < decoder.spec().num_layers; ++i)
+            omni::check_cache(caches[i], decoder.spec().num_kv_heads, decoder.spec().head_dim);
+        decoder.bind_cache(caches);
+    });
+}
+
+OMNI_EXPORT int32_t omni_decoder_step(omni_decoder* handle, const omni_batch* batch) {
+    return guarded([&] {
+        omni::check_batch(handle->decoder, *batch);
+        handle->decoder.step(*batch);
+    });
+}

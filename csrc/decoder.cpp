@@ -1,0 +1,225 @@
+#include "include/decoder.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace omni {
+
+namespace {
+
+// Rows that go through the stack together; more would only take more scratch.
+constexpr int64_t kRowsPerPass = 512;
+
+}  // namespace
+
+Decoder::Decoder(Team& team, const omni_decoder_spec& spec, const omni_layer* layers)
+    : team_(team),
+      kernels_(team.kernels()),
+      spec_(spec),
+      layers_(layers, layers + spec.num_layers),
+      turns_(new Turns[size_t(spec.num_layers)]),
+      q_width_(int64_t(spec.num_heads) * spec.head_dim),
+      kv_width_(int64_t(spec.num_kv_heads) * spec.head_dim),
+      qkv_width_(q_width_ + 2 * kv_width_) {
+    for (const omni_layer& layer : layers_) {
+        for (const omni_matrix* m : {&layer.q, &layer.k, &layer.v, &layer.head_gate, &layer.gate, &layer.up}) hidden_input_.serve(*m);
+        attention_input_.serve(layer.o);
+        mlp_input_.serve(layer.down);
+        if (std::find(windows_.begin(), windows_.end(), layer.window) == windows_.end()) {
+            windows_.push_back(layer.window);
+            plans_.emplace_back(new AttentionPlan);
+        }
+    }
+}
+
+void Decoder::step(const omni_batch& batch) {
+    for (int64_t row = 0; row < batch.num_rows; row += kRowsPerPass) {
+        prepare(batch, row, std::min<int64_t>(batch.num_rows, row + kRowsPerPass));
+        team_.run([&](int thread) { run_rows(batch, thread); });
+    }
+}
+
+void Decoder::prepare(const omni_batch& batch, int64_t row_begin, int64_t row_end) {
+    first_row_ = row_begin;
+    num_rows_ = row_end - row_begin;
+    reserve();
+    for (size_t i = 0; i < windows_.size(); ++i) {
+        AttentionShape shape = shape_of(layers_[0]);
+        shape.window = windows_[i];
+        plans_[i]->make(batch, row_begin, row_end, shape, team_.size());
+    }
+    for (int32_t i = 0; i < spec_.num_layers; ++i) {
+        Turns& turns = turns_[size_t(i)];
+        for (std::atomic<int64_t>* turn : {&turns.project, &turns.attend, &turns.output, &turns.gate_up, &turns.down})
+            turn->store(0, std::memory_order_relaxed);
+    }
+}
+
+void Decoder::reserve() {
+    hidden_input_.resize(num_rows_);
+    attention_input_.resize(num_rows_);
+    mlp_input_.resize(num_rows_);
+    residual_ = residual_scratch_.reserve<float>(num_rows_ * spec_.hidden_size);
+    normed_ = normed_scratch_.reserve<float>(num_rows_ * spec_.hidden_size);
+    qkv_ = qkv_scratch_.reserve<float>(num_rows_ * qkv_width_);
+    gates_ = gates_scratch_.reserve<float>(num_rows_ * spec_.num_heads);
+    attention_ = attention_scratch_.reserve<float>(num_rows_ * q_width_);
+    mlp_ = mlp_scratch_.reserve<float>(num_rows_ * 2 * spec_.intermediate_size);
+}
+
+void Decoder::run_rows(const omni_batch& batch, int thread) {
+    embed_rows(batch, thread);
+    for (int32_t i = 0; i < spec_.num_layers; ++i) run_layer(batch, i, thread);
+    finish_rows(batch, thread);
+}
+
+// Rows belong to threads in the same way in every stage by rows, so such stages need no barrier between them.
+void Decoder::run_layer(const omni_batch& batch, int32_t index, int thread) {
+    const omni_layer& layer = layers_[size_t(index)];
+    const omni_kv_cache& cache = caches_[size_t(index)];
+    Turns& turns = turns_[size_t(index)];
+    normalize_rows(layer.input_norm, hidden_input_, thread);
+    team_.barrier();
+    project(layer, turns.project);
+    team_.barrier();
+    place_heads(batch, layer, cache, thread);
+    team_.barrier();
+    plan_of(layer).attend(kernels_, thread, cache, batch, shape_of(layer), qkv_, qkv_width_, turns.attend);
+    team_.barrier();
+    join_rows(layer, thread);
+    team_.barrier();
+    const Product o = {&layer.o, residual_, spec_.hidden_size, true};
+    multiply_share(team_, attention_input_, &o, 1, num_rows_, turns.output);
+    team_.barrier();
+    add_bias(layer.o_bias, spec_.hidden_size, residual_, thread);
+    normalize_rows(layer.post_norm, hidden_input_, thread);
+    team_.barrier();
+    const int64_t width = 2 * int64_t(spec_.intermediate_size);
+    const Product gate_up[2] = {{&layer.gate, mlp_, width, false}, {&layer.up, mlp_ + spec_.intermediate_size, width, false}};
+    multiply_share(team_, hidden_input_, gate_up, 2, num_rows_, turns.gate_up);
+    team_.barrier();
+    activate_rows(thread);
+    team_.barrier();
+    const Product down = {&layer.down, residual_, spec_.hidden_size, true};
+    multiply_share(team_, mlp_input_, &down, 1, num_rows_, turns.down);
+    team_.barrier();
+}
+
+void Decoder::embed_rows(const omni_batch& batch, int thread) {
+    const Range rows = rows_of(thread);
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+        float* out = residual_ + row * spec_.hidden_size;
+        if (batch.token_ids)
+            kernels_.dequantize_row(spec_.embedding, batch.token_ids[first_row_ + row], out);
+        else
+            std::memcpy(out, batch.inputs + (first_row_ + row) * spec_.hidden_size, sizeof(float) * size_t(spec_.hidden_size));
+    }
+}
+
+void Decoder::normalize_rows(const float* weight, QuantizedInput& input, int thread) {
+    const Range rows = rows_of(thread);
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+        float* normed = normed_ + row * spec_.hidden_size;
+        kernels_.rms_norm_row(residual_ + row * spec_.hidden_size, weight, spec_.hidden_size, spec_.norm_eps, normed);
+        input.quantize_row(kernels_, normed, row);
+    }
+}
+
+void Decoder::project(const omni_layer& layer, std::atomic<int64_t>& turn) {
+    const Product products[4] = {{&layer.q, qkv_, qkv_width_, false},
+                                 {&layer.k, qkv_ + q_width_, qkv_width_, false},
+                                 {&layer.v, qkv_ + q_width_ + kv_width_, qkv_width_, false},
+                                 {&layer.head_gate, gates_, spec_.num_heads, false}};
+    multiply_share(team_, hidden_input_, products, layer.head_gate.data ? 4 : 3, num_rows_, turn);
+}
+
+// Heads of all rows are dealt out one by one: a single row keeps every thread busy.
+void Decoder::place_heads(const omni_batch& batch, const omni_layer& layer, const omni_kv_cache& cache, int thread) {
+    const int64_t per_row = spec_.num_heads + spec_.num_kv_heads;
+    const Range items = share(num_rows_ * per_row, thread, team_.size());
+    for (int64_t item = items.begin; item < items.end; ++item) {
+        const int64_t row = item / per_row;
+        const int32_t head = int32_t(item % per_row);
+        if (head < spec_.num_heads)
+            place_query(batch, layer, row, head);
+        else
+            place_key_value(batch, layer, cache, row, head - spec_.num_heads);
+    }
+}
+
+void Decoder::place_query(const omni_batch& batch, const omni_layer& layer, int64_t row, int32_t head) {
+    const float* bias = layer.q_bias ? layer.q_bias + head * spec_.head_dim : nullptr;
+    turn(batch, layer, row, layer.q_norm, bias, qkv_ + row * qkv_width_ + head * spec_.head_dim);
+}
+
+void Decoder::place_key_value(const omni_batch& batch, const omni_layer& layer, const omni_kv_cache& cache, int64_t row, int32_t head) {
+    float* key = qkv_ + row * qkv_width_ + q_width_ + head * spec_.head_dim;
+    float* value = key + kv_width_;
+    turn(batch, layer, row, layer.k_norm, layer.k_bias ? layer.k_bias + head * spec_.head_dim : nullptr, key);
+    if (layer.v_bias)
+        for (int32_t i = 0; i < spec_.head_dim; ++i) value[i] += layer.v_bias[head * spec_.head_dim + i];
+    const int64_t slot = batch.slots[layer.kv_group][first_row_ + row];
+    if (slot < 0) return;
+    uint8_t* cell = cache.data + slot / cache.block_size * cache.block_stride + head * cache.head_stride +
+                    slot % cache.block_size * cache.token_stride;
+    kernels_.store_cell(cell, key, value, spec_.head_dim, cache.kind);
+}
+
+void Decoder::turn(const omni_batch& batch, const omni_layer& layer, int64_t row, const float* norm, const float* bias, float* head) {
+    if (bias)
+        for (int32_t i = 0; i < spec_.head_dim; ++i) head[i] += bias[i];
+    if (norm) kernels_.rms_norm_row(head, norm, spec_.head_dim, spec_.norm_eps, head);
+    const float* cos_sin = layer.rope + batch.positions[first_row_ + row] * layer.rotary_dim;
+    kernels_.rope_head(head, cos_sin, layer.rotary_dim, spec_.rope_style);
+}
+
+void Decoder::join_rows(const omni_layer& layer, int thread) {
+    const AttentionShape shape = shape_of(layer);
+    const AttentionPlan& plan = plan_of(layer);
+    const Range rows = rows_of(thread);
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+        float* out = attention_ + row * q_width_;
+        plan.join_row(kernels_, shape, row, out);
+        if (layer.head_gate.data) {
+            float* gates = gates_ + row * spec_.num_heads;
+            kernels_.sigmoid(gates, spec_.num_heads);
+            for (int64_t i = 0; i < q_width_; ++i) out[i] *= gates[i / spec_.head_dim];
+        }
+        attention_input_.quantize_row(kernels_, out, row);
+    }
+}
+
+void Decoder::activate_rows(int thread) {
+    const Range rows = rows_of(thread);
+    const int64_t count = spec_.intermediate_size;
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+        float* gate = mlp_ + row * 2 * count;
+        kernels_.gated_activation(gate, gate + count, count, spec_.activation, gate);
+        mlp_input_.quantize_row(kernels_, gate, row);
+    }
+}
+
+void Decoder::finish_rows(const omni_batch& batch, int thread) {
+    const Range rows = rows_of(thread);
+    for (int64_t row = rows.begin; row < rows.end; ++row)
+        kernels_.rms_norm_row(residual_ + row * spec_.hidden_size, spec_.final_norm, spec_.hidden_size, spec_.norm_eps,
+                              batch.hidden + (first_row_ + row) * spec_.hidden_size);
+}
+
+void Decoder::add_bias(const float* bias, int64_t width, float* rows_data, int thread) {
+    if (!bias) return;
+    const Range rows = rows_of(thread);
+    for (int64_t row = rows.begin; row < rows.end; ++row)
+        for (int64_t i = 0; i < width; ++i) rows_data[row * width + i] += bias[i];
+}
+
+AttentionShape Decoder::shape_of(const omni_layer& layer) const {
+    return {spec_.num_heads, spec_.num_kv_heads, spec_.head_dim, layer.window, layer.kv_group, spec_.attention_scale};
+}
+
+AttentionPlan& Decoder::plan_of(const omni_layer& layer) {
+    const auto found = std::find(windows_.begin(), windows_.end(), layer.window);
+    return *plans_[size_t(found - windows_.begin())];
+}
+
+}  // namespace omni

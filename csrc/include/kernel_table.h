@@ -1,0 +1,78 @@
+// What an instruction set provides. Each arm fills one table; everything else is written on top of it.
+#pragma once
+
+#include <stdint.h>
+
+#include "omni_native.h"
+
+namespace omni {
+
+constexpr int64_t kBlockRows = 16;
+constexpr int64_t kCellHeaderBytes = 64;
+
+// Quantized rows of activations: p [rows, padded columns], a and s [rows, groups].
+struct Activations {
+    const int8_t* p;
+    const float* a;
+    const float* s;
+    int64_t padded_columns;
+    int64_t groups;
+};
+
+// Queries of one head group of one sequence against a range of its keys.
+struct AttentionTask {
+    const omni_kv_cache* cache;
+    const int32_t* block_table;
+    int32_t kv_head;
+    int32_t head_dim;
+    int32_t heads_per_kv;
+    int32_t window;
+    int64_t first_index;    // place of the first query row's token in the sequence
+    int64_t num_rows;       // consecutive query rows
+    int64_t key_begin;
+    int64_t key_end;        // exclusive; later keys than a query's own are masked
+    float scale;
+    const float* q;         // first row, first head of the group
+    int64_t q_stride;       // floats from row to row; heads are head_dim apart
+    float* out;             // unnormalised sums, rows and heads as out_stride says
+    int64_t out_stride;
+    float* max_and_sum;     // [num_rows, heads_per_kv, 2]: largest score and sum of exponentials
+    int64_t max_and_sum_stride;
+    float* scratch;         // attention_scratch_floats() of it, aligned to 64 bytes
+};
+
+struct Kernels {
+    const char* name;
+
+    // out[row - row_begin][column] for the matrix's blocks [block_begin, block_end), added to what is there if `accumulate`.
+    void (*gemm)(const omni_matrix& matrix, const Activations& x, int64_t row_begin, int64_t row_end, int64_t block_begin,
+                 int64_t block_end, float* out, int64_t out_stride, bool accumulate);
+    void (*quantize_row)(const float* x, int64_t columns, int32_t group_size, int8_t* p, float* a, float* s);
+    void (*dequantize_row)(const omni_matrix& matrix, int64_t row, float* out);
+    void (*to_bfloat16)(const float* x, int64_t count, uint16_t* out);
+    void (*rms_norm_row)(const float* x, const float* weight, int64_t columns, float eps, float* out);
+    void (*rope_head)(float* x, const float* cos_sin, int32_t rotary_dim, int32_t style);
+    void (*gated_activation)(const float* gate, const float* up, int64_t count, int32_t activation, float* out);
+    void (*sigmoid)(float* x, int64_t count);
+    void (*store_cell)(uint8_t* cell, const float* k, const float* v, int32_t head_dim, int32_t kind);
+    void (*attention)(const AttentionTask& task);
+    // Joins `parts` partial results of one head: out = sum over parts, normalised. Parts are part_stride floats apart.
+    void (*join_attention)(const float* sums, int64_t part_stride, const float* max_and_sum, int64_t max_and_sum_stride, int64_t parts,
+                           int32_t head_dim, float* out);
+};
+
+// Floats of scratch that attention needs for `queries` = rows x heads of a group.
+int64_t attention_scratch_floats(int64_t queries, int32_t head_dim);
+constexpr int64_t kAttentionTile = 64;
+
+const Kernels* generic_kernels();
+const Kernels* avx2_kernels();
+const Kernels* avx512_vnni_kernels();
+const Kernels* neon_dotprod_kernels();
+
+// Whether the processor has the instructions and the operating system saves their registers.
+bool can_run_avx2();
+bool can_run_avx512_vnni();
+bool can_run_neon_dotprod();
+
+}  // namespace omni

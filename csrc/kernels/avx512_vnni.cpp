@@ -1,0 +1,99 @@
+// AVX-512 with VNNI: sixteen rows in a register, four columns of each in a lane, one instruction for 64 products.
+#ifdef OMNI_SIMDE
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512.h>
+#include <simde/x86/f16c.h>
+// Two operations that not every version of SIMDe has.
+static inline simde__m512 emulated_cvtepi32_ps(simde__m512i x) {
+    simde__m512_private out;
+    for (int i = 0; i < 16; ++i) out.f32[i] = float(simde__m512i_to_private(x).i32[i]);
+    return simde__m512_from_private(out);
+}
+static inline simde__m512 emulated_cvtph_ps(simde__m256i x) {
+    simde__m512_private out;
+    for (int i = 0; i < 16; ++i) out.f32[i] = simde_float16_to_float32(simde_uint16_as_float16(simde__m256i_to_private(x).u16[i]));
+    return simde__m512_from_private(out);
+}
+#undef _mm512_cvtepi32_ps
+#undef _mm512_cvtph_ps
+#define _mm512_cvtepi32_ps emulated_cvtepi32_ps
+#define _mm512_cvtph_ps emulated_cvtph_ps
+#else
+#include <immintrin.h>
+#endif
+// GCC 12 warns of undefined values in its own header.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+
+#define OMNI_ARM avx512_vnni
+#define OMNI_LANES 16
+#include "portable.inl"
+
+namespace omni {
+namespace avx512_vnni {
+namespace {
+
+inline __m512i broadcast4(const int8_t* p) {
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return _mm512_set1_epi32(four);
+}
+
+inline __m512 load_halves(const uint8_t* bytes) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes)));
+}
+
+template <int Rows, int Bits>
+inline void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
+    const int64_t bytes = cell_bytes(matrix);
+    const __m512i low = _mm512_set1_epi8(15);
+    const int8_t* p[Rows];
+    __m512 totals[Rows];
+    for (int r = 0; r < Rows; ++r) {
+        p[r] = x.p + (row + r) * x.padded_columns;
+        totals[r] = _mm512_setzero_ps();
+    }
+    for (int64_t g = 0; g < x.groups; ++g, cell += bytes) {
+        __m512i products[Rows];
+        for (int r = 0; r < Rows; ++r) products[r] = _mm512_setzero_si512();
+        const uint8_t* chunks = cell + kCellHeaderBytes;
+        for (int32_t column = 0; column < matrix.group_size; column += Bits == 4 ? 8 : 4, chunks += 64) {
+            const __m512i weights = _mm512_loadu_si512(chunks);
+            if (Bits == 8) {
+                for (int r = 0; r < Rows; ++r) products[r] = _mm512_dpbusd_epi32(products[r], weights, broadcast4(p[r] + column));
+                continue;
+            }
+            const __m512i first = _mm512_and_si512(weights, low);
+            const __m512i second = _mm512_and_si512(_mm512_srli_epi16(weights, 4), low);
+            for (int r = 0; r < Rows; ++r) {
+                products[r] = _mm512_dpbusd_epi32(products[r], first, broadcast4(p[r] + column));
+                products[r] = _mm512_dpbusd_epi32(products[r], second, broadcast4(p[r] + column + 4));
+            }
+        }
+        const __m512 scale = load_halves(cell), minimum = load_halves(cell + 32);
+        for (int r = 0; r < Rows; ++r) {
+            const __m512 a = _mm512_set1_ps(x.a[(row + r) * x.groups + g]), s = _mm512_set1_ps(x.s[(row + r) * x.groups + g]);
+            const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(products[r]), scale);
+            totals[r] = _mm512_fmadd_ps(product, a, _mm512_fmadd_ps(minimum, s, totals[r]));
+            p[r] += matrix.group_size;
+        }
+    }
+    for (int r = 0; r < Rows; ++r) _mm512_storeu_ps(sums[r], totals[r]);
+}
+
+template <int Rows>
+void multiply_block(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
+    if (matrix.bits == 4)
+        multiply_cells<Rows, 4>(matrix, cell, x, row, sums);
+    else
+        multiply_cells<Rows, 8>(matrix, cell, x, row, sums);
+}
+
+}  // namespace
+}  // namespace avx512_vnni
+
+const Kernels* avx512_vnni_kernels() {
+    static const Kernels kernels = avx512_vnni::table("avx512_vnni");
+    return &kernels;
+}
+
+}  // namespace omni

@@ -1,0 +1,39 @@
+// Plain C++: the arm of every machine that has no other, and the one that is easiest to check.
+#define OMNI_ARM generic
+#define OMNI_LANES 4
+#include "portable.inl"
+
+namespace omni {
+namespace generic {
+namespace {
+
+template <int Rows>
+void multiply_block(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
+    const int32_t group_size = matrix.group_size;
+    const int64_t bytes = cell_bytes(matrix);
+    for (int64_t g = 0; g < x.groups; ++g, cell += bytes) {
+        int32_t products[Rows][kBlockRows] = {};
+        for (int32_t column = 0; column < group_size; ++column)
+            for (int64_t lane = 0; lane < kBlockRows; ++lane) {
+                const int32_t q = quantized_value(cell + kCellHeaderBytes, matrix.bits, column, lane);
+                for (int r = 0; r < Rows; ++r) products[r][lane] += q * x.p[(row + r) * x.padded_columns + g * group_size + column];
+            }
+        uint16_t halves[2 * kBlockRows];
+        memcpy(halves, cell, sizeof halves);
+        for (int r = 0; r < Rows; ++r) {
+            const float a = x.a[(row + r) * x.groups + g], s = x.s[(row + r) * x.groups + g];
+            for (int64_t lane = 0; lane < kBlockRows; ++lane)
+                sums[r][lane] += from_half(halves[lane]) * a * float(products[r][lane]) + from_half(halves[kBlockRows + lane]) * s;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace generic
+
+const Kernels* generic_kernels() {
+    static const Kernels kernels = generic::table("generic");
+    return &kernels;
+}
+
+}  // namespace omni

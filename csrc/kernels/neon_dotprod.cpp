@@ -1,0 +1,86 @@
+// Armv8.2 with the dot-product instructions: four rows in a register, four columns of each in a lane.
+#include <arm_neon.h>
+
+#define OMNI_ARM neon_dotprod
+#define OMNI_LANES 4
+#include "portable.inl"
+
+namespace omni {
+namespace neon_dotprod {
+namespace {
+
+// Registers of four rows that make a block.
+constexpr int kParts = 4;
+
+inline float32x4_t load_halves(const uint8_t* bytes) {
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t*>(bytes))));
+}
+
+template <int Rows, int Bits>
+inline void add_group(const uint8_t* chunks, int32_t group_size, const int8_t* const (&p)[Rows], int32x4_t (&products)[Rows][kParts]) {
+    const uint8x16_t low = vdupq_n_u8(15), middle = vdupq_n_u8(127);
+    for (int r = 0; r < Rows; ++r)
+        for (int part = 0; part < kParts; ++part) products[r][part] = vdupq_n_s32(0);
+    for (int32_t column = 0; column < group_size; column += 8) {
+        int8x8_t x[Rows];
+        for (int r = 0; r < Rows; ++r) x[r] = vld1_s8(p[r] + column);
+        for (int part = 0; part < kParts; ++part) {
+            const uint8x16_t bytes = vld1q_u8(chunks + 16 * part);
+            const uint8x16_t next = Bits == 4 ? bytes : vld1q_u8(chunks + 64 + 16 * part);
+            const int8x16_t first = vreinterpretq_s8_u8(Bits == 4 ? vandq_u8(bytes, low) : vsubq_u8(bytes, middle));
+            const int8x16_t second = vreinterpretq_s8_u8(Bits == 4 ? vshrq_n_u8(bytes, 4) : vsubq_u8(next, middle));
+            for (int r = 0; r < Rows; ++r) {
+                products[r][part] = vdotq_lane_s32(products[r][part], first, x[r], 0);
+                products[r][part] = vdotq_lane_s32(products[r][part], second, x[r], 1);
+            }
+        }
+        chunks += Bits == 4 ? 64 : 128;
+    }
+}
+
+template <int Rows, int Bits>
+inline void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
+    const int64_t bytes = cell_bytes(matrix);
+    const int8_t* p[Rows];
+    float32x4_t totals[Rows][kParts];
+    for (int r = 0; r < Rows; ++r) {
+        p[r] = x.p + (row + r) * x.padded_columns;
+        for (int part = 0; part < kParts; ++part) totals[r][part] = vdupq_n_f32(0);
+    }
+    for (int64_t g = 0; g < x.groups; ++g, cell += bytes) {
+        int32x4_t products[Rows][kParts];
+        add_group<Rows, Bits>(cell + kCellHeaderBytes, matrix.group_size, p, products);
+        for (int part = 0; part < kParts; ++part) {
+            const float32x4_t scale = load_halves(cell + 8 * part);
+            float32x4_t minimum = load_halves(cell + 32 + 8 * part);
+            // The 8-bit products are of q - 127.
+            if (Bits == 8) minimum = vfmaq_n_f32(minimum, scale, 127.0f);
+            for (int r = 0; r < Rows; ++r) {
+                totals[r][part] = vfmaq_n_f32(totals[r][part], minimum, x.s[(row + r) * x.groups + g]);
+                const float32x4_t product = vmulq_f32(vcvtq_f32_s32(products[r][part]), scale);
+                totals[r][part] = vfmaq_n_f32(totals[r][part], product, x.a[(row + r) * x.groups + g]);
+            }
+        }
+        for (int r = 0; r < Rows; ++r) p[r] += matrix.group_size;
+    }
+    for (int r = 0; r < Rows; ++r)
+        for (int part = 0; part < kParts; ++part) vst1q_f32(sums[r] + 4 * part, totals[r][part]);
+}
+
+template <int Rows>
+void multiply_block(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
+    if (matrix.bits == 4)
+        multiply_cells<Rows, 4>(matrix, cell, x, row, sums);
+    else
+        multiply_cells<Rows, 8>(matrix, cell, x, row, sums);
+}
+
+}  // namespace
+}  // namespace neon_dotprod
+
+const Kernels* neon_dotprod_kernels() {
+    static const Kernels kernels = neon_dotprod::table("neon_dotprod");
+    return &kernels;
+}
+
+}  // namespace omni
