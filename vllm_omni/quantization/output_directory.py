@@ -1,9 +1,11 @@
 """An output directory that appears complete or not at all.
 
-A conversion writes into `DIR.partial` and the directory is renamed when everything is on disk. A directory that is
+A conversion writes into `DIR.partial` and the directory is renamed when everything is on disk. What a long conversion
+leaves behind when it is stopped can be continued. A directory that is
 already there is replaced only on request, and only if a conversion of ours made it.
 """
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -46,6 +48,36 @@ def staged_directory(out: Path, overwrite: bool, weight_bytes: int) -> Iterator[
         shutil.rmtree(partial, ignore_errors=True)
 
 
+@contextmanager
+def resumable_directory(out: Path, overwrite: bool, weight_bytes: int, journal_name: str) -> Iterator[Path]:
+    """Gives `out.partial`, new or as an earlier run left it; on a clean exit it becomes `out`, else it stays.
+
+    The directory is locked: of two runs for one `out`, the second is refused.
+
+    Args:
+        out: The directory to make; its parents are created.
+        overwrite: Replace `out` if it exists and holds a conversion record.
+        weight_bytes: Bytes that the directory will hold, checked against the free space first.
+        journal_name: The file by which a directory that may be continued is known.
+
+    Raises:
+        ConfigError: `out` exists and may not be replaced, `out.partial` is in use or is not one to continue, or
+            writing is impossible, also when that happens inside the block.
+    """
+    out = Path(os.path.abspath(out))
+    _require_replaceable(out, overwrite)
+    partial = out.with_name(out.name + PARTIAL_SUFFIX)
+    descriptor = _create_or_lock(partial, weight_bytes, journal_name)
+    try:
+        yield partial
+        _sync(partial)
+        _publish(partial, out)
+    except OSError as error:
+        raise _cannot_write(out, error) from error
+    finally:
+        os.close(descriptor)
+
+
 def _require_replaceable(out: Path, overwrite: bool) -> None:
     if not os.path.lexists(out):
         return
@@ -75,6 +107,29 @@ def _create(partial: Path, weight_bytes: int) -> None:
         ) from error
     except OSError as error:
         raise _cannot_write(partial, error) from error
+
+
+def _create_or_lock(partial: Path, weight_bytes: int, journal_name: str) -> int:
+    """A locked descriptor of the directory."""
+    if not os.path.lexists(partial):
+        _create(partial, weight_bytes)
+    try:
+        descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise _cannot_write(partial, error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_known = (partial / journal_name).is_file() or not any(partial.iterdir())
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(f"{partial} is being written by another run; wait for it to end") from None
+    if not is_known:
+        os.close(descriptor)
+        raise ConfigError(
+            f"{partial} exists and has no {journal_name}, so it cannot be continued: another conversion is writing it, "
+            "or one was killed; remove it if none runs"
+        )
+    return descriptor
 
 
 def _sync(directory: Path) -> None:

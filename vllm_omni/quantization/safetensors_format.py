@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
@@ -56,10 +56,19 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class Shard:
-    """One file: its size on disk and its tensors by name."""
+    """One file.
+
+    Attributes:
+        file_bytes: Size on disk.
+        tensors: By name.
+        begins: Name to first byte in the file.
+        metadata: The header's `__metadata__`, texts to texts; empty without it.
+    """
 
     file_bytes: int
     tensors: dict[str, TensorEntry]
+    begins: dict[str, int]
+    metadata: dict[str, str]
 
 
 def read_shard(path: Path) -> Shard:
@@ -72,7 +81,7 @@ def read_shard(path: Path) -> Shard:
     file_bytes = path.stat().st_size
     with path.open("rb") as stream:
         header_bytes, document = _read_header(path, stream, file_bytes)
-    document.pop("__metadata__", None)
+    metadata = _parse_metadata(path, document.pop("__metadata__", None))
     tensors: dict[str, TensorEntry] = {}
     ranges: list[tuple[int, int, str]] = []
     for name, value in document.items():
@@ -81,7 +90,8 @@ def read_shard(path: Path) -> Shard:
         ranges.append((begin, end, name))
     _check_ranges(path, ranges)
     _check_size(path, file_bytes, 8 + header_bytes + max((end for _, end, _ in ranges), default=0))
-    return Shard(file_bytes, tensors)
+    begins = {name: 8 + header_bytes + begin for begin, _, name in ranges}
+    return Shard(file_bytes, tensors, begins, metadata)
 
 
 def write_shard(path: Path, entries: Sequence[tuple[str, TensorEntry]], pieces: Iterable[bytes]) -> FileEntry:
@@ -92,7 +102,7 @@ def write_shard(path: Path, entries: Sequence[tuple[str, TensorEntry]], pieces: 
         entries: Names and types, in file order.
         pieces: The tensors' bytes, concatenated in that order, little-endian and row-major, cut anywhere.
     """
-    header = _encode_header(entries)
+    header = encode_header(entries)
     digest = hashlib.sha256(header)
     num_bytes = len(header)
     with path.open("wb") as stream:
@@ -106,8 +116,14 @@ def write_shard(path: Path, entries: Sequence[tuple[str, TensorEntry]], pieces: 
     return FileEntry(digest.hexdigest(), num_bytes)
 
 
-def _encode_header(entries: Sequence[tuple[str, TensorEntry]]) -> bytes:
-    document: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def encode_header(entries: Sequence[tuple[str, TensorEntry]], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The first bytes of a file, up to the first tensor; their number is a multiple of 64.
+
+    Args:
+        entries: Names and types, in file order.
+        metadata: Further keys of `__metadata__`.
+    """
+    document: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     offset = 0
     for name, entry in entries:
         end = offset + entry.num_bytes
@@ -155,6 +171,13 @@ def _parse_entry(path: Path, name: str, value: Any) -> tuple[TensorEntry, int, i
     if bits != 8 * (end - begin):
         raise _damaged(path, f"tensor {name} is {dtype} {shape}, {bits / 8:g} bytes, but spans {end - begin}")
     return TensorEntry(dtype, tuple(shape)), begin, end
+
+
+def _parse_metadata(path: Path, value: Any) -> dict[str, str]:
+    value = {} if value is None else value
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise _damaged(path, "its __metadata__ is not an object of texts")
+    return value
 
 
 def _is_naturals(values: Any) -> TypeGuard[list[int]]:

@@ -81,9 +81,7 @@ def test_missing_unexpected_and_mismatched_come_together(checkpoint: Any) -> Non
         check_checkpoint(checkpoint.write())
 
 
-@pytest.mark.parametrize(
-    "changes", [{"quantization_config": {"quant_method": "omni_int4"}}, {"model_type": "something"}]
-)
+@pytest.mark.parametrize("changes", [{"quantization_config": {"quant_method": "gptq"}}, {"model_type": "something"}])
 def test_other_kinds_are_checked_for_structure_only(checkpoint: Any, changes: dict[str, Any]) -> None:
     checkpoint.config |= changes
     checkpoint.shapes = {"anything": [3]}

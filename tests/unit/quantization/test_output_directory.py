@@ -7,7 +7,7 @@ import pytest
 
 from vllm_omni.errors import ConfigError
 from vllm_omni.quantization import output_directory
-from vllm_omni.quantization.output_directory import SMALL_FILES_BYTES, staged_directory
+from vllm_omni.quantization.output_directory import SMALL_FILES_BYTES, resumable_directory, staged_directory
 
 
 def fill(out: Path, overwrite: bool = False, text: str = "new") -> None:
@@ -98,3 +98,63 @@ def test_an_unwritable_parent_is_explained(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(Path, "mkdir", lambda self, *args, **kwargs: None if kwargs else refuse(self))
     with pytest.raises(ConfigError, match=r"cannot write there: .*Permission denied"):
         fill(tmp_path / "out")
+
+
+def resume(out: Path, text: str = "new", overwrite: bool = False) -> None:
+    with resumable_directory(out, overwrite, 0, "journal") as directory:
+        (directory / "journal").touch()
+        (directory / "conversion.json").write_text(text)
+        (directory / "journal").unlink()
+
+
+def stop(out: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), resumable_directory(out, False, 0, "journal") as directory:
+        (directory / "journal").write_text("half")
+        raise KeyboardInterrupt
+
+
+def test_a_resumable_directory_appears_whole(tmp_path: Path) -> None:
+    resume(tmp_path / "a" / "out")
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["out"]
+    resume(tmp_path / "a" / "out", "newer", overwrite=True)
+    assert (tmp_path / "a" / "out" / "conversion.json").read_text() == "newer"
+
+
+def test_what_a_stopped_run_left_is_given_again(tmp_path: Path) -> None:
+    stop(tmp_path / "out")
+    with resumable_directory(tmp_path / "out", False, 0, "journal") as directory:
+        assert (directory / "journal").read_text() == "half"
+    assert (tmp_path / "out").is_dir()
+
+
+def test_an_empty_left_over_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "out.partial").mkdir()
+    resume(tmp_path / "out")
+    assert (tmp_path / "out").is_dir()
+
+
+def test_a_left_over_without_journal_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "out.partial").mkdir()
+    (tmp_path / "out.partial" / "precious").write_text("x")
+    with pytest.raises(ConfigError, match=r"out\.partial exists and has no journal.*remove it if none runs"):
+        resume(tmp_path / "out")
+    assert (tmp_path / "out.partial" / "precious").exists()
+
+
+def test_two_runs_do_not_write_one_directory(tmp_path: Path) -> None:
+    with resumable_directory(tmp_path / "out", False, 0, "journal") as directory:
+        (directory / "journal").touch()
+        with pytest.raises(ConfigError, match=r"out\.partial is being written by another run"):
+            resume(tmp_path / "out")
+
+
+def test_a_resumable_directory_needs_space_and_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "out")
+    with pytest.raises(ConfigError, match="or --overwrite"):
+        resume(tmp_path / "out")
+    (tmp_path / "more.partial").write_text("a file")
+    with pytest.raises(ConfigError, match="cannot write there"):
+        resume(tmp_path / "more")
+    monkeypatch.setattr(output_directory.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(ConfigError, match="has 1000 bytes free"):
+        resume(tmp_path / "third")

@@ -18,6 +18,7 @@ from vllm_omni.version import __version__
 SUBCOMMANDS: Mapping[str, str] = {
     "serve": "serve a model over an OpenAI-compatible HTTP API",
     "convert": "import a GGUF file as a checkpoint directory that can be served",
+    "quantize": "pack the weights of a checkpoint into 4 or 8 bits",
 }
 USER_ERRORS = (ConfigError, WeightError, HardwareError)
 
