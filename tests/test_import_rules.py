@@ -15,7 +15,9 @@ LAYERS = (
     ("errors", "envs", "version", "outputs"),
     ("edge", "config"),
     ("distributed", "native", "quantization"),
-    ("model_executor", "platforms", "worker"),
+    ("model_executor",),
+    ("platforms",),
+    ("worker",),
     ("engine",),
     ("entrypoints",),
 )
@@ -237,7 +239,8 @@ def test_the_walk_tells_load_call_and_types_apart() -> None:
         ("engine", "config", True),
         ("config", "engine", False),
         ("entrypoints", "platforms", True),
-        ("worker", "platforms", False),
+        ("worker", "platforms", True),
+        ("platforms", "worker", False),
         ("engine", "engine", True),
     ],
 )

@@ -9,7 +9,6 @@ progress goes to stderr. `benchmarks/README.md` says what each number is and wha
 import argparse
 import json
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,18 +17,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.edge_harness.arms import ARMS, CACHE_VARIABLES, EDGE, Arm, Settings, console_script
+from benchmarks.edge_harness.command_line import parse_names, positive_int, run_program
 from benchmarks.edge_harness.comparison import Comparison, Plan
 from benchmarks.edge_harness.measurement import Workload
 from benchmarks.edge_harness.provenance import collect_provenance
 from benchmarks.edge_harness.report import format_facts, format_table, summarize, table_rows
-from vllm_omni.errors import ConfigError, OmniError, nearest
+from vllm_omni.errors import ConfigError, OmniError
 
 MODULE = "benchmarks.edge_harness.serve_compare"
 COLD_NOTE = (
     f"before each measured start, one with new and empty {', '.join(CACHE_VARIABLES)}; "
     "the system's page cache and Python's byte code stay"
 )
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -52,22 +51,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def positive_int(text: str) -> int:
-    """A whole number of 1 or more."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not accepted; give a whole number of 1 or more")
-    return int(text)
-
-
 def parse_arms(text: str) -> list[Arm]:
     """The servers named in `text`, in that order, each once."""
-    names = text.split(",")
-    for name in names:
-        if name not in ARMS:
-            raise argparse.ArgumentTypeError(f"{name!r} is no server; {nearest(name, ARMS)}")
-    if len(set(names)) != len(names):
-        raise argparse.ArgumentTypeError(f"{text!r} names a server twice; give each once")
-    return [ARMS[name] for name in names]
+    return [ARMS[name] for name in parse_names(text, ARMS, "server")]
 
 
 def vocab_size(model: Path) -> int:
@@ -140,19 +126,8 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code: 0 done, 1 a server failed, 2 wrong input, 130 interrupted."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    args = build_parser().parse_args(words)
-    # As Ctrl-C: an exception, so that the servers are stopped on the way out.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        run(args, words)
-    except OmniError as error:
-        print(f"serve_compare: {error}", file=sys.stderr)
-        return EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    return 0
+    """Runs the command line and returns the exit code of `run_program`."""
+    return run_program("serve_compare", build_parser(), run, argv)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """A second server with tight limits, and the ordinary OpenAI client of the shared one."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +29,16 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
     """The OpenAI client as anyone would make it; it must not hide an answer by retrying."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=120) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def smollm2_artifact(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small model as an artifact; the blocks of its GGUF are taken over exactly."""
+    out = tmp_path_factory.mktemp("artifact") / "smollm2"
+    command = [sys.executable, "-m", "vllm_omni.entrypoints.cli.main", "quantize", str(smollm2_gguf), "--out", str(out)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert run.returncode == 0, run.stderr
+    return out
 
 
 @dataclass(frozen=True)

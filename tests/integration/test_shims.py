@@ -94,3 +94,38 @@ def test_with_the_shim_an_output_layer_is_packed_at_once() -> None:
 def test_the_switch_packs_an_input_embedding_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_OMNI_SHIM_EMBEDDING_PACK", "0")
     assert run(f"{EMBEDDING}\nwith embedding_pack(): loaded(VocabParallelEmbedding)\nprint(len(packed))") == "1"
+
+
+NGRAM = "vllm.v1.spec_decode.ngram_proposer"
+WITHOUT_NUMBA = "import sys; sys.modules['numba'] = None\n"
+
+
+def test_vllm_alone_needs_numba_for_ngram_drafts() -> None:
+    """When this fails, vLLM is fixed and the shim `ngram_drafts` can go."""
+    script = f"""{WITHOUT_NUMBA}
+try:
+    import {NGRAM}
+except ImportError as error:
+    print(error.name)"""
+    assert run(script) == "numba"
+
+
+def test_with_the_shim_vllms_proposer_drafts_without_numba() -> None:
+    script = f"""
+import sys
+from types import SimpleNamespace
+import numpy as np
+from vllm_omni.platforms.cpu.shims.ngram_drafts import ngram_drafts_without_numba
+ngram_drafts_without_numba()
+assert "numba" not in sys.modules
+from {NGRAM} import NgramProposer
+config = SimpleNamespace(
+    speculative_config=SimpleNamespace(prompt_lookup_min=2, prompt_lookup_max=4, num_speculative_tokens=3),
+    model_config=SimpleNamespace(max_model_len=64),
+    scheduler_config=SimpleNamespace(max_num_seqs=2),
+    parallel_config=SimpleNamespace(tensor_parallel_size=1),
+)
+tokens = np.zeros((2, 64), np.int32)
+tokens[0, :7] = [4, 5, 6, 7, 8, 4, 5]
+print(NgramProposer(config).propose(3, [[5], []], np.array([7, 0], np.int32), tokens))"""
+    assert run(script) == "[[6, 7, 8], []]"

@@ -104,7 +104,10 @@ class StageDeployConfig(StrictModel):
 
     stage_id: int = setting("Position of the stage in its pipeline; the first is 0.", default=..., ge=0)
     dtype: Dtype | None = setting("Type of activations and of weights that are not quantized.")
-    quantization: str | None = setting("Weight quantization method; unset: what the checkpoint states.")
+    quantization: str | None = setting(
+        "Weight quantization method. `auto` packs a plain checkpoint once where that is possible, `omni_int4` requires "
+        "it, `none` serves what is given; unset: what the checkpoint states."
+    )
     max_model_len: int | None = setting(
         "Longest prompt plus answer; unset: the model's own limit, or less if the key/value cache is smaller.",
         unit="tokens",
@@ -117,7 +120,9 @@ class StageDeployConfig(StrictModel):
     kv_cache_memory_bytes: Bytes | None = setting(
         'Memory of the key/value cache; a number, or text such as "512MiB".', unit="bytes", ge=1
     )
-    kv_cache_dtype: str | None = setting("Type in which keys and values are stored.")
+    kv_cache_dtype: str | None = setting(
+        "Type in which keys and values are stored; an artifact has `bfloat16` (when unset) or `int8`."
+    )
     block_size: int | None = setting("Size of one key/value cache block.", unit="tokens", ge=1)
     enable_prefix_caching: bool | None = setting("Reuse the cache of a prompt beginning that was computed before.")
     enable_chunked_prefill: bool | None = setting("Split long prompts over several steps, between decode steps.")

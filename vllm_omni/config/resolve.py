@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from vllm_omni.config.artifact_fields import apply_artifact
 from vllm_omni.config.deploy_config import PLATFORM_NAMES, DeployConfig, StageDeployConfig
 from vllm_omni.config.deployment import Deployment
 from vllm_omni.config.layers import LayeredTree, leaves
@@ -65,6 +66,7 @@ def resolve_deployment(
     tree.apply_platform(platform)
     apply_overrides(tree, overrides, stage_overrides)
     apply_pipeline_wide(tree)
+    apply_artifact(tree, facts)
     _fill_derived(tree, derive(facts) if derive is not None else {})
     config = _complete(tree, facts, pipeline)
     return Deployment(facts, pipeline, config, _provenance(config, tree), files, platform)

@@ -11,6 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
+from vllm_omni.config.artifact_fields import QUANT_METHOD
 from vllm_omni.config.deploy_config import StageDeployConfig
 from vllm_omni.engine.compat import (
     AsyncEngineArgs,
@@ -41,6 +42,8 @@ OWN_FIELDS = frozenset(
         "engine_extras",
     }
 )
+# Values of `quantization` that say what to serve; vLLM sees only the result.
+OWN_QUANTIZATIONS = ("auto", "none")
 # vLLM's value for "the longest sequence that fits the KV cache".
 FIT_MAX_MODEL_LEN = -1
 # Sampling defaults that vLLM reads from a generation config, under that file's names.
@@ -60,9 +63,14 @@ def engine_arguments(model: str, stage: StageDeployConfig) -> dict[str, Any]:
     With an explicit KV size and no `max_model_len`, the longest sequence is what fits that size and the model.
     """
     fields = stage.model_dump(exclude=set(OWN_FIELDS), exclude_none=True)
+    if fields.get("quantization") in OWN_QUANTIZATIONS:
+        del fields["quantization"]
     arguments = {"model": model, **fields, **(stage.engine_extras or {})}
     if stage.kv_cache_memory_bytes is not None and stage.max_model_len is None:
         arguments["max_model_len"] = FIT_MAX_MODEL_LEN
+    if stage.load_format == QUANT_METHOD:
+        # vLLM would look for a method of that name and import all its own on the way.
+        arguments["hf_overrides"] = {**(stage.hf_overrides or {}), "quantization_config": None}
     defaults = stage.default_sampling_params or {}
     overrides = {
         GENERATION_CONFIG_NAMES[key]: value for key, value in defaults.items() if key in GENERATION_CONFIG_NAMES

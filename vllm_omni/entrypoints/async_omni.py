@@ -11,6 +11,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vllm_omni.edge.weight_path import describe_paths
 from vllm_omni.engine.stage import StageRequest
 from vllm_omni.entrypoints.omni_base import StartOptions, prepare, start_orchestrator
 from vllm_omni.errors import ConfigError, RequestError
@@ -187,11 +188,12 @@ class AsyncOmni:
 
     def describe(self) -> dict[str, Any]:
         """Facts about what runs, for `/health`."""
-        config = self.vllm_config
-        return {
+        config, facts = self.vllm_config, self.deployment.facts
+        dtype = str(config.model_config.dtype).removeprefix("torch.")
+        return describe_paths(config.additional_config, dtype) | {
             "stage_topology": self.deployment.config.stage_topology,
-            "dtype": str(config.model_config.dtype).removeprefix("torch."),
-            "quantization": config.model_config.quantization,
+            "dtype": dtype,
+            "quantization": config.model_config.quantization or facts.quant_method,
             "max_model_len": config.model_config.max_model_len,
             "kv_cache_bytes": config.cache_config.kv_cache_memory_bytes,
         }

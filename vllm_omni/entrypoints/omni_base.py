@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vllm_omni import envs
+from vllm_omni.config.artifact_fields import QUANT_METHOD
 from vllm_omni.config.deploy_config import StageDeployConfig
 from vllm_omni.config.deployment import Deployment
-from vllm_omni.config.model_facts import ModelFacts
+from vllm_omni.config.model_facts import ModelFacts, read_json
 from vllm_omni.config.resolve import resolve_deployment
 from vllm_omni.edge.compute_dtype import choose_dtype
 from vllm_omni.edge.hardware_probe import probe_hardware
 from vllm_omni.edge.memory import paused_collection, release_freed_memory
+from vllm_omni.entrypoints.packed_model import packed_deployment
 from vllm_omni.errors import ConfigError
+from vllm_omni.model_executor.models.decoder.spec_mapping import shape_of
 from vllm_omni.platforms.cpu import plugin
 from vllm_omni.platforms.cpu.quiet import silence_inapplicable_messages
 from vllm_omni.platforms.cpu.shims.eager_import import eager_import
@@ -70,16 +73,24 @@ def prepare(
             raise ConfigError(
                 f"{name}={given[name]!r}: LoRA adapters are not supported; merge the adapter and serve that"
             )
-    deployment = resolve_deployment(
-        model,
-        deploy_config=deploy_config,
-        deploy_profile=deploy_profile,
-        overrides=given,
-        stage_overrides=stage_overrides,
-        derive=derive_from_hardware,
-    )
+
+    def resolve(path: str) -> Deployment:
+        return resolve_deployment(
+            path,
+            deploy_config=deploy_config,
+            deploy_profile=deploy_profile,
+            overrides=given,
+            stage_overrides=stage_overrides,
+            derive=derive_from_hardware,
+        )
+
+    deployment = resolve(model)
     if check_weights:
         _check_weights(deployment)
+        packed = packed_deployment(deployment, resolve)
+        if packed is not deployment:
+            _check_weights(packed)
+        deployment = packed
     return deployment
 
 
@@ -108,6 +119,16 @@ def _check_weights(deployment: Deployment) -> None:
         report.num_tensors,
         report.verified_hash,
     )
+    if deployment.facts.quant_method == QUANT_METHOD:
+        _check_decoder(path)
+
+
+def _check_decoder(directory: Path) -> None:
+    """Raises ConfigError where the decoder stack cannot compute the model of an artifact."""
+    from vllm_omni.model_executor.models.decoder.rope import rope_table
+
+    config = read_json(directory / "config.json", required=True)
+    rope_table(config, shape_of(config).head_dim, num_positions=1)
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def test_arms_can_be_chosen() -> None:
     ("words", "hint"),
     [
         (("--arms", "stok"), "did you mean 'stock'"),
-        (("--arms", "edge,edge"), "names a server twice"),
+        (("--arms", "edge,edge"), "names one server twice"),
         (("--rounds", "0"), "whole number of 1 or more"),
         (("--trials", "two"), "whole number of 1 or more"),
     ],

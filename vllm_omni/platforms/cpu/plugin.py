@@ -6,6 +6,8 @@ Both do nothing until `activate` was called: a stock vLLM server in the same env
 import logging
 from collections.abc import Iterable
 
+from vllm_omni.quantization.artifact import ARCHITECTURE
+
 logger = logging.getLogger("vllm_omni.platform")
 
 _active = False
@@ -29,13 +31,17 @@ def platform_class() -> str | None:
 
 
 def register_models() -> None:
-    """Loads the classes of the architectures about to be served. Re-entrant.
+    """Loads the classes of the architectures about to be served, this package's own among them. Re-entrant.
 
     vLLM inspects a class that it knows by name only in a subprocess, which imports vLLM once more; the answer is cached
     in the user's home, so only the first start of a model pays. A class that is loaded already needs neither.
     """
     if not _active:
         return
+    if ARCHITECTURE in _architectures:
+        from vllm_omni.model_executor.models.decoder.registration import register_decoder
+
+        register_decoder()
     from vllm.model_executor.models.registry import ModelRegistry, _LazyRegisteredModel
 
     for architecture in _architectures:

@@ -65,3 +65,16 @@ def test_only_classes_about_to_be_served_are_loaded(registry: FakeRegistry) -> N
     assert registry.models["Loaded"] == "class Loaded"
     assert isinstance(registry.models["Other"], LazyModel)
     assert "Unknown" not in registry.models
+
+
+def test_an_artifact_registers_the_decoder(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = ModuleType("registration")
+    calls: list[str] = []
+    module.register_decoder = lambda: calls.append("registered")
+    monkeypatch.setitem(sys.modules, "vllm_omni.model_executor.models.decoder.registration", module)
+    plugin.activate(["Lazy"])
+    plugin.register_models()
+    assert calls == []
+    plugin.activate(["OmniDecoderForCausalLM"])
+    plugin.register_models()
+    assert calls == ["registered"]

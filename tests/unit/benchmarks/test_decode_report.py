@@ -1,0 +1,38 @@
+from benchmarks.edge_harness.decode_report import decode_rows, ratio_rows, summarize_decode
+
+ROUNDS = {
+    "native": [{"tg64_tok_s": 20.0, "ready_s": 1.0}, {"tg64_tok_s": 30.0, "ready_s": 1.0}],
+    "engine": [{"tg64_tok_s": 10.0}, {"tg64_tok_s": 20.0}],
+    "llama Q4_0": [{"tg64_tok_s": 10.0, "ready_s": 2.0}, {"tg64_tok_s": 10.0, "ready_s": 2.0}],
+    "llama Q4_1": [{"tg64_tok_s": 5.0}],
+}
+
+
+def test_ratios_are_of_ours_over_each_peer_within_a_round() -> None:
+    ratios = summarize_decode(ROUNDS)["tg64_tok_s"]["ratios"]
+    assert ratios["native/llama Q4_0"] == {"rounds": [2.0, 3.0], "median": 2.5}
+    assert ratios["engine/llama Q4_0"] == {"rounds": [1.0, 2.0], "median": 1.5}
+    # A round that the peer has not finished counts for nothing.
+    assert ratios["native/llama Q4_1"]["rounds"] == [4.0]
+    assert len(ratios) == 4
+
+
+def test_the_table_has_a_column_for_each_arm() -> None:
+    rows = decode_rows(ROUNDS)
+    assert rows[0] == ["metric", "better", "native", "engine", "llama Q4_0", "llama Q4_1"]
+    assert rows[1] == [
+        "decode, 64 tokens, tok/s", "higher", "25.0 (20.0..30.0)", "15.0 (10.0..20.0)", "10.0 (10.0..10.0)", "5.0",
+    ]  # fmt: skip
+    assert rows[2][0] == "ready, s"
+    assert rows[2][3] == "-"
+
+
+def test_the_ratios_have_a_table_of_their_own() -> None:
+    rows = ratio_rows(ROUNDS)
+    assert rows[0][2:] == ["native/llama Q4_0", "native/llama Q4_1", "engine/llama Q4_0", "engine/llama Q4_1"]
+    assert rows[1][2:] == ["2.50 (2.00..3.00)", "4.00", "1.50 (1.00..2.00)", "2.00"]
+    assert rows[2] == ["ready, s", "lower", "0.50 (0.50..0.50)", "-", "-", "-"]
+
+
+def test_without_a_peer_there_are_no_ratios() -> None:
+    assert ratio_rows({"native": ROUNDS["native"]}) == [["ratio, by round", "better"]]

@@ -1,0 +1,87 @@
+"""Which checkpoint an engine runs: the one that was given, or its packed form, made once and kept in the cache.
+
+`quantization: auto` (the edge profile's) packs what can be packed and otherwise serves what was given, with a line that
+says why. `quantization: omni_int4` packs or is an error; `none` serves what was given.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from vllm_omni.config.artifact_fields import QUANT_METHOD
+from vllm_omni.config.deployment import Deployment
+from vllm_omni.config.model_facts import read_json
+from vllm_omni.errors import ConfigError, WeightError
+from vllm_omni.model_executor.models.decoder.spec_mapping import shape_of
+from vllm_omni.native.library import native_status
+from vllm_omni.quantization.artifact import SOURCE_ARCHITECTURE_KEY
+from vllm_omni.quantization.artifact_cache import cached_artifact
+
+logger = logging.getLogger("vllm_omni.quantization")
+
+AUTO = "auto"
+PACKED_DTYPES = (None, "auto", "float32", "float")
+
+
+def packed_deployment(given: Deployment, resolve: Callable[[str], Deployment]) -> Deployment:
+    """The deployment to run.
+
+    Args:
+        given: Of the checkpoint that was given, whose weights were checked.
+        resolve: Gives the deployment of another checkpoint with the same settings.
+
+    Raises:
+        ConfigError: `quantization: omni_int4`, and the checkpoint cannot be packed or the cache not be written.
+    """
+    wanted = given.stage(0).quantization
+    if wanted not in (AUTO, QUANT_METHOD) or given.facts.quant_method is not None:
+        return given
+    try:
+        return _packed(given, resolve)
+    except (ConfigError, WeightError) as error:
+        path = given.facts.path
+        if wanted == AUTO:
+            logger.warning("event=weights_not_packed model=%s reason=%s", path, error)
+            return given
+        source = given.provenance["stages[0].quantization"]
+        raise ConfigError(
+            f"stages[0].quantization is {wanted!r} ({source}); {path} cannot be packed: {error}"
+        ) from error
+
+
+def _packed(given: Deployment, resolve: Callable[[str], Deployment]) -> Deployment:
+    from vllm_omni.quantization.quantize_settings import QuantizeSettings
+
+    status = native_status()
+    if status.isa is None:
+        raise ConfigError(f"packed weights are slow without the native core: {status.reason}")
+    _require_packable(given)
+    artifact = cached_artifact(given.facts.path, QuantizeSettings(), _progress_bar)
+    return resolve(str(artifact))
+
+
+def _require_packable(given: Deployment) -> None:
+    """Raises ConfigError where the decoder stack cannot compute the model, before anything is packed."""
+    from vllm_omni.model_executor.models.decoder.rope import rope_table
+
+    config = read_json(given.facts.path / "config.json", required=True)
+    architectures = given.facts.architectures
+    shape = shape_of({**config, SOURCE_ARCHITECTURE_KEY: architectures[0] if architectures else None})
+    rope_table(config, shape.head_dim, num_positions=1)
+    dtype = given.stage(0).dtype
+    if dtype not in PACKED_DTYPES:
+        source = given.provenance["stages[0].dtype"]
+        raise ConfigError(f"dtype {dtype!r} is asked for ({source}); packed weights compute in float32")
+
+
+@contextmanager
+def _progress_bar(num_bytes: int) -> Iterator[Callable[[str, int], None]]:
+    from tqdm import tqdm
+
+    with tqdm(total=num_bytes, unit="B", unit_scale=True, desc="pack weights") as bar:
+
+        def advance(tensor_name: str, written_bytes: int) -> None:
+            bar.set_postfix_str(tensor_name, refresh=False)
+            bar.update(written_bytes)
+
+        yield advance

@@ -1,0 +1,1 @@
+"""Models that this package computes itself inside vLLM's engine."""

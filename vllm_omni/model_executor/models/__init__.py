@@ -1,0 +1,1 @@
+"""One folder for each model family that has its own code."""
