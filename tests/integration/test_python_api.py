@@ -96,7 +96,7 @@ def test_token_ids_as_a_prompt(facts: Facts) -> None:
     assert facts["from_token_ids"] == facts["whole"]
 
 
-@pytest.mark.parametrize("name", ["lora", "too_long", "bad_params", "modalities", "out_of_vocabulary"])
+@pytest.mark.parametrize("name", ["lora", "too_long", "params_of_another_type", "bad_params", "modalities", "out_of_vocabulary"])
 def test_a_wrong_request_raises_and_the_next_one_works(facts: Facts, name: str) -> None:
     raised, message, after = facts[name]
     assert raised == "RequestError"
@@ -295,6 +295,7 @@ async def error_facts(omni: Any) -> Facts:
     return {
         "lora": await refused(omni, lambda: collect(omni, lora_request=object())),
         "too_long": await refused(omni, lambda: collect(omni, "word " * 9000)),
+        "params_of_another_type": await refused(omni, lambda: collect(omni, sampling_params={"temperature": 0})),
         "bad_params": await refused(omni, lambda: collect(omni, sampling_params=params(logprobs=10**6))),
         "modalities": await refused(omni, lambda: collect(omni, output_modalities=["audio"])),
         "out_of_vocabulary": await refused(omni, lambda: collect(omni, {"prompt_token_ids": [10**6]})),

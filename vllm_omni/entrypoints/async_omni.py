@@ -307,9 +307,9 @@ class AsyncOmni:
                 raise RequestError(
                     f"sampling_params_list has {len(per_stage)} entries; this pipeline has {self.num_stages} stages"
                 )
-            return per_stage[0]
+            return checked_params(per_stage[0])
         if single is not None:
-            return single
+            return checked_params(single)
         params = self.default_sampling_params_list[0].clone()
         params.output_kind = RequestOutputKind.DELTA
         return params
@@ -319,6 +319,17 @@ class AsyncOmni:
         ids.discard(internal_id)
         if not ids:
             del self._internal_ids[request_id]
+
+
+def checked_params(params: Any) -> "SamplingParams":
+    """`params` itself; RequestError if it is anything but vLLM's class."""
+    from vllm_omni.engine.compat import SamplingParams
+
+    if not isinstance(params, SamplingParams):
+        raise RequestError(
+            f"sampling parameters are {params!r}; accepted: a `vllm.SamplingParams`, as SamplingParams(temperature=0)"
+        )
+    return params
 
 
 NOT_ON_CPU = "not supported on CPU"

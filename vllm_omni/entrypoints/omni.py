@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
-from vllm_omni.entrypoints.async_omni import AsyncOmni
+from vllm_omni.entrypoints.async_omni import AsyncOmni, checked_params
 from vllm_omni.errors import RequestError, StageError
 from vllm_omni.outputs import OmniRequestOutput
 
@@ -124,7 +124,7 @@ class Omni:
         from vllm_omni.engine.compat import RequestOutputKind
 
         given = list(per_stage) if per_stage is not None else [single or self.default_sampling_params_list[0]]
-        params = [entry.clone() for entry in given]
+        params = [checked_params(entry).clone() for entry in given]
         for entry in params:
             if entry.output_kind is not RequestOutputKind.DELTA:
                 entry.output_kind = RequestOutputKind.FINAL_ONLY
