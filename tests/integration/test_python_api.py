@@ -96,7 +96,9 @@ def test_token_ids_as_a_prompt(facts: Facts) -> None:
     assert facts["from_token_ids"] == facts["whole"]
 
 
-@pytest.mark.parametrize("name", ["lora", "too_long", "params_of_another_type", "bad_params", "modalities", "out_of_vocabulary"])
+@pytest.mark.parametrize(
+    "name", ["lora", "too_long", "params_of_another_type", "bad_params", "modalities", "out_of_vocabulary"]
+)
 def test_a_wrong_request_raises_and_the_next_one_works(facts: Facts, name: str) -> None:
     raised, message, after = facts[name]
     assert raised == "RequestError"

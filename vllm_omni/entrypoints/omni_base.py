@@ -85,13 +85,16 @@ def prepare(
         )
 
     deployment = resolve(model)
-    if check_weights:
-        _check_weights(deployment)
-        packed = packed_deployment(deployment, resolve)
-        if packed is not deployment:
-            _check_weights(packed)
-        deployment = packed
-    return deployment
+    return _checked(deployment, resolve) if check_weights else deployment
+
+
+def _checked(given: Deployment, resolve: Callable[[str], Deployment]) -> Deployment:
+    """`given` with sound weights, or the deployment of its packed form."""
+    _check_weights(given)
+    packed = packed_deployment(given, resolve)
+    if packed is not given:
+        _check_weights(packed)
+    return packed
 
 
 def _check_plugins() -> None:
