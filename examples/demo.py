@@ -1,6 +1,6 @@
 """Starts the server, asks it a question through the `openai` client, prints the answer as it arrives, stops the server.
 
-python examples/demo.py --model models/SmolLM2-135M-Instruct
+python examples/demo.py --model models/SmolLM2-135M-Instruct-int4
 """
 
 import argparse

@@ -46,9 +46,9 @@ def _make(target: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def server(smollm2_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """The real server on the real model, with room for two running and eight waiting requests."""
     log = tmp_path_factory.mktemp("server") / "server.log"
-    running = RunningServer.start([str(smollm2), "--served-model-name", "smollm2", *SERVER_FLAGS], log)
+    running = RunningServer.start([str(smollm2_artifact), "--served-model-name", "smollm2", *SERVER_FLAGS], log)
     yield running
     running.stop()

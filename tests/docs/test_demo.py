@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, str(ROOT / "examples" / "demo.py"), "--model"]
 
 
-def test_the_demo_prints_the_answer_and_its_speed(smollm2: Path) -> None:
-    run = subprocess.run([*COMMAND, str(smollm2)], capture_output=True, text=True, timeout=240)
+def test_the_demo_prints_the_answer_and_its_speed(smollm2_artifact: Path) -> None:
+    run = subprocess.run([*COMMAND, str(smollm2_artifact)], capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr
     assert "Paris" in run.stdout
     assert re.search(r"TTFT \d+ ms, decode [\d.]+ tok/s, \d+ tokens", run.stdout)

@@ -20,8 +20,8 @@ from tests.server import RunningServer
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/quickstart.md", *(str(p.relative_to(ROOT)) for p in sorted(ROOT.glob("docs/serving/*.md"))))
 URL = "http://127.0.0.1:8000"
-NAME = "SmolLM2-135M-Instruct"
-DIRECTORY = "models/SmolLM2-135M-Instruct"
+NAME = "SmolLM2-135M-Instruct-int4"
+DIRECTORY = "models/SmolLM2-135M-Instruct-int4"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROMISE = re.compile(r'# prints[^"\n]*"([^"\n]+)"')
 TIMEOUT_S = 240
@@ -105,13 +105,13 @@ def test_curl_examples(page: str, code: str, run, server: RunningServer) -> None
 
 @pytest.mark.engine
 @pytest.mark.parametrize(("page", "code"), ENGINE, ids=[page for page, _ in ENGINE])
-def test_engine_examples(page: str, code: str, smollm2: Path) -> None:
-    assert_prints(code, run_python(replaced(code, DIRECTORY, str(smollm2))))
+def test_engine_examples(page: str, code: str, smollm2_artifact: Path) -> None:
+    assert_prints(code, run_python(replaced(code, DIRECTORY, str(smollm2_artifact))))
 
 
 def test_commands_of_the_pages_use_the_model_that_make_prepares() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    assert "MODEL := $(MODELS)/SmolLM2-135M-Instruct" in makefile
+    assert "ARTIFACT := $(MODELS)/SmolLM2-135M-Instruct-int4" in makefile
     assert all(DIRECTORY in (ROOT / page).read_text() for page in ("README.md", "docs/quickstart.md"))
 
 

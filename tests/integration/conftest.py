@@ -1,7 +1,5 @@
 """A second server with tight limits, and the ordinary OpenAI client of the shared one."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,16 +29,6 @@ def client(server: RunningServer) -> Iterator[openai.OpenAI]:
         yield made
 
 
-@pytest.fixture(scope="session")
-def smollm2_artifact(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small model as an artifact; the blocks of its GGUF are taken over exactly."""
-    out = tmp_path_factory.mktemp("artifact") / "smollm2"
-    command = [sys.executable, "-m", "vllm_omni.entrypoints.cli.main", "quantize", str(smollm2_gguf), "--out", str(out)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=280)
-    assert run.returncode == 0, run.stderr
-    return out
-
-
 @dataclass(frozen=True)
 class StrictServer:
     """A server with an API key, small bodies, one running request, frequent keep-alives and no usable cache directory.
@@ -68,7 +56,7 @@ def shared_memory_names() -> frozenset[str]:
 
 
 @pytest.fixture(scope="session")
-def strict(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StrictServer]:
+def strict(smollm2_artifact: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StrictServer]:
     directory = tmp_path_factory.mktemp("strict")
     temporary = directory / "tmp"
     temporary.mkdir()
@@ -79,7 +67,7 @@ def strict(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         "TMPDIR": str(temporary),
     }
     before = shared_memory_names()
-    arguments = [str(smollm2), "--served-model-name", RunningServer.model, *STRICT_FLAGS]
+    arguments = [str(smollm2_artifact), "--served-model-name", RunningServer.model, *STRICT_FLAGS]
     server = RunningServer.launch(arguments, directory / "server.log", environment)
     try:
         loading = _observe_loading(server)

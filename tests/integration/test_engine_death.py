@@ -38,6 +38,8 @@ def test_server_fails_requests_and_exits_when_the_engine_dies(smollm2: Path, tmp
         "smollm2",
         "--deploy-profile",
         "edge",
+        "--quantization",
+        "none",
         "--port",
         str(port),
     ]

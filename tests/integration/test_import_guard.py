@@ -32,7 +32,7 @@ OTHER_MODALITIES = {"diffusers", "x_transformers", "whisper", "torchvision", "to
 
 
 def test_a_text_request_loads_no_package_of_other_modalities(
-    smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    smollm2_artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # None of them is installed here; as stand-ins they could be loaded. transformers takes whichever torchvision and
     # torchaudio it finds, so those are kept out of the environment itself (tests/test_environment.py).
@@ -40,7 +40,8 @@ def test_a_text_request_loads_no_package_of_other_modalities(
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    run = subprocess.run([sys.executable, "-c", SCRIPT, str(smollm2)], capture_output=True, text=True, timeout=240)
+    command = [sys.executable, "-c", SCRIPT, str(smollm2_artifact)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr
     loaded = set(run.stdout.strip().splitlines()[-1].strip("[]").replace('"', "").split(", "))
     assert "vllm" in loaded

@@ -20,7 +20,7 @@ from vllm_omni import AsyncOmni
 
 async def main():
     before = current_platform.get_device_name()
-    omni = AsyncOmni(model=sys.argv[1], deploy_profile="edge")
+    omni = AsyncOmni(model=sys.argv[1], deploy_profile="edge", quantization="none")
     params = SamplingParams(max_tokens=3, temperature=1.0, top_k=5, top_p=0.9, logprobs=2, prompt_logprobs=1)
     async for output in omni.generate("Hello", params):
         pass

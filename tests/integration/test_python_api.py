@@ -36,15 +36,15 @@ def run_child(mode: str, model: Path) -> Facts:
 
 
 @pytest.fixture(scope="module")
-def facts(smollm2: Path) -> Facts:
+def facts(smollm2_artifact: Path) -> Facts:
     """What a process saw that used `AsyncOmni`."""
-    return run_child("async", smollm2)
+    return run_child("async", smollm2_artifact)
 
 
 @pytest.fixture(scope="module")
-def batch_facts(smollm2: Path) -> Facts:
+def batch_facts(smollm2_artifact: Path) -> Facts:
     """What a process saw that used `Omni`."""
-    return run_child("sync", smollm2)
+    return run_child("sync", smollm2_artifact)
 
 
 def test_deltas_add_up_to_the_whole_text(facts: Facts) -> None:

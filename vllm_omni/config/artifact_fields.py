@@ -25,6 +25,8 @@ MEANINGS: Mapping[str, Mapping[str, str | None]] = {
     "quantization": {"auto": None, QUANT_METHOD: None},
     "attention_backend": {"auto": None},
 }
+# Values of `quantization` under which a plain checkpoint is replaced by its artifact.
+PACKING = ("auto", QUANT_METHOD)
 # vLLM takes 128 tokens on a CPU. A prompt's beginning is reused in whole blocks, so smaller ones reuse more of it.
 BLOCK_SIZE = 32
 BLOCK_SIZE_MULTIPLE = 16
@@ -41,7 +43,7 @@ def apply_artifact(tree: LayeredTree, facts: ModelFacts) -> None:
         if facts.quant_method == QUANT_METHOD:
             _fix(tree, stage_id, fields)
             _fix_block_size(tree, stage_id, fields.get("block_size"))
-        else:
+        elif fields.get("quantization") not in PACKING:
             _refuse_artifact_values(tree, stage_id, fields, facts)
 
 

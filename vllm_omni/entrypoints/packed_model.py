@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from vllm_omni.config.artifact_fields import QUANT_METHOD
+from vllm_omni.config.artifact_fields import ARTIFACT_ONLY, PACKING
 from vllm_omni.config.deployment import Deployment
 from vllm_omni.config.model_facts import read_json
 from vllm_omni.errors import ConfigError, WeightError
@@ -34,19 +34,24 @@ def packed_deployment(given: Deployment, resolve: Callable[[str], Deployment]) -
         ConfigError: `quantization: omni_int4`, and the checkpoint cannot be packed or the cache not be written.
     """
     wanted = given.stage(0).quantization
-    if wanted not in (AUTO, QUANT_METHOD) or given.facts.quant_method is not None:
+    if wanted not in PACKING or given.facts.quant_method is not None:
         return given
     try:
         return _packed(given, resolve)
     except (ConfigError, WeightError) as error:
         path = given.facts.path
-        if wanted == AUTO:
+        if wanted == AUTO and not _needs_artifact(given):
             logger.warning("event=weights_not_packed model=%s reason=%s", path, error)
             return given
         source = given.provenance["stages[0].quantization"]
         raise ConfigError(
             f"stages[0].quantization is {wanted!r} ({source}); {path} cannot be packed: {error}"
         ) from error
+
+
+def _needs_artifact(given: Deployment) -> bool:
+    """Whether a stage has a value that only an artifact can have, so that nothing else can be served."""
+    return any(getattr(given.stage(0), field) in values for field, values in ARTIFACT_ONLY.items())
 
 
 def _packed(given: Deployment, resolve: Callable[[str], Deployment]) -> Deployment:
