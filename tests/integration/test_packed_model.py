@@ -1,4 +1,4 @@
-"""A plain checkpoint under the edge profile is packed once, into the cache; what cannot be packed is served unpacked."""
+"""A plain checkpoint under the edge profile is packed once, into the cache; others are served as they are."""
 
 import json
 import logging
