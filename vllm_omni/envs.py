@@ -96,6 +96,9 @@ VARIABLES: Mapping[str, Variable] = MappingProxyType(
         "VLLM_OMNI_SHIM_EMBEDDING_PACK": Variable(
             True, parse_bool, "Keep the table of an input embedding from being packed for multiplication as well."
         ),
+        "VLLM_OMNI_SHIM_NGRAM_DRAFTS": Variable(
+            True, parse_bool, "Search n-gram drafts without numba where it is not installed."
+        ),
         "VLLM_OMNI_TARGET_DEVICE": Variable(
             None,
             parse_choice(("cpu", "cuda")),

@@ -20,6 +20,7 @@ MALFORMED = {
     "VLLM_OMNI_NUM_THREADS": "many",
     "VLLM_OMNI_SHIM_EAGER_IMPORT": "perhaps",
     "VLLM_OMNI_SHIM_EMBEDDING_PACK": "sometimes",
+    "VLLM_OMNI_SHIM_NGRAM_DRAFTS": "never",
     "VLLM_OMNI_TARGET_DEVICE": "tpu",
     "VLLM_LOGGING_LEVEL": "LOUD",
 }

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from vllm_omni.platforms.cpu.shims.ngram_drafts import find_draft, propose_batch
+from vllm_omni.platforms.cpu.shims.ngram_drafts import find_draft, ngram_drafts_without_numba, propose_batch
 
 
 def find_draft_ref(tokens: list[int], lengths: tuple[int, int], num_drafts: int) -> list[int]:
@@ -40,3 +40,9 @@ def test_no_draft_goes_beyond_the_longest_sequence() -> None:
     propose_batch([0, 1], np.array([6, 7]), contexts, 1, 3, 8, 4, drafts, num_drafts)
     assert num_drafts.tolist() == [2, 0]
     assert drafts[0, :2].tolist() == [1, 2]
+
+
+def test_the_switch_leaves_vllm_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_OMNI_SHIM_NGRAM_DRAFTS", "0")
+    monkeypatch.setattr("importlib.import_module", lambda name: pytest.fail(f"{name} was imported"))
+    ngram_drafts_without_numba()

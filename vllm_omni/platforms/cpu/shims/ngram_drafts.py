@@ -6,7 +6,8 @@ compiler are large and are left out of the installation, so `method: ngram` ends
 Here the search is numpy's: it compares the last tokens with all places of the context at once. It finds what vLLM's
 does: the longest match of at most `max_n` tokens, of these the earliest, and the tokens that followed it.
 
-Off by itself where numba is installed. `tests/integration/test_shims.py` fails when vLLM no longer imports numba.
+Off: with `VLLM_OMNI_SHIM_NGRAM_DRAFTS=0`; by itself where numba is installed.
+`tests/integration/test_shims.py` fails when vLLM no longer imports numba.
 """
 
 import importlib
@@ -19,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from vllm_omni import envs
+
 logger = logging.getLogger("vllm_omni.shims")
 
 PROPOSER = "vllm.v1.spec_decode.ngram_proposer"
@@ -27,7 +30,9 @@ COMPILER = "numba"
 
 def ngram_drafts_without_numba() -> None:
     """Loads vLLM's proposer with a search that needs no compiler. Re-entrant; does nothing where numba is installed."""
-    if PROPOSER in sys.modules or importlib.util.find_spec(COMPILER) is not None:
+    if not envs.VLLM_OMNI_SHIM_NGRAM_DRAFTS or PROPOSER in sys.modules:
+        return
+    if importlib.util.find_spec(COMPILER) is not None:
         return
     sys.modules[COMPILER] = _stand_in()
     try:
