@@ -7,59 +7,12 @@ and after it (`_update_states`, `sample_tokens`) both ways are the same.
 
 from typing import Any
 
-import numpy as np
-import torch
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import ExecuteModelState
 
 from vllm_omni.model_executor.models.decoder.model import OmniDecoderForCausalLM
-from vllm_omni.model_executor.models.decoder.step import DecoderStep, GroupRows
-
-
-class DecodeInputs:
-    """Arrays of a decode-only step, filled in place: one row for each request, in the order of vLLM's batch.
-
-    Args:
-        max_num_seqs: Rows to have room for.
-        num_groups: KV groups of the model.
-    """
-
-    def __init__(self, max_num_seqs: int, num_groups: int):
-        self._rows = np.arange(max_num_seqs + 1, dtype=np.int32)
-        self._positions = np.zeros(max_num_seqs, np.int64)
-        self._token_ids = np.zeros(max_num_seqs, np.int32)
-        self._seq_lens = np.zeros(max_num_seqs, np.int32)
-        self._slots = np.zeros((num_groups, max_num_seqs), np.int64)
-
-    def fill(self, batch: Any) -> DecoderStep:
-        """The step that computes the next token of every request.
-
-        Args:
-            batch: vLLM's `InputBatch`; its last known token of each request is the one to compute.
-        """
-        count = batch.num_reqs
-        rows, computed = self._rows[:count], batch.num_computed_tokens_cpu[:count]
-        self._positions[:count] = computed
-        self._token_ids[:count] = batch.token_ids_cpu[rows, computed]
-        np.add(computed, 1, out=self._seq_lens[:count])
-        tables = batch.block_table.block_tables
-        return DecoderStep(
-            positions=torch.from_numpy(self._positions[:count]),
-            groups=tuple(self._group(table, slots, count) for table, slots in zip(tables, self._slots, strict=True)),
-            token_ids=torch.from_numpy(self._token_ids[:count]),
-        )
-
-    def _group(self, table: Any, slots: np.ndarray, count: int) -> GroupRows:
-        blocks, offsets = np.divmod(self._positions[:count], table.block_size)
-        numbers = table.block_table.np
-        slots[:count] = numbers[self._rows[:count], blocks].astype(np.int64) * table.block_size + offsets
-        return GroupRows(
-            query_start=torch.from_numpy(self._rows[: count + 1]),
-            seq_lens=torch.from_numpy(self._seq_lens[:count]),
-            block_table=torch.from_numpy(numbers[:count]),
-            slots=torch.from_numpy(slots[:count]),
-        )
+from vllm_omni.worker.decode_step import DecodeInputs, is_plain_decode
 
 
 class OmniCPUModelRunner(CPUModelRunner):
@@ -96,17 +49,6 @@ class OmniCPUModelRunner(CPUModelRunner):
         return None
 
     def _is_plain_decode(self, scheduler_output: SchedulerOutput) -> bool:
-        """Whether every request of the step computes its last known token, and nothing else happens in it."""
-        counts, cached = scheduler_output.num_scheduled_tokens, scheduler_output.scheduled_cached_reqs
         if self.execute_model_state is not None or self.num_prompt_logprobs:
             return False
-        if not counts or scheduler_output.scheduled_new_reqs or scheduler_output.scheduled_spec_decode_tokens:
-            return False
-        if scheduler_output.total_num_scheduled_tokens != len(counts) or len(cached.req_ids) != len(counts):
-            return False
-        if cached.resumed_req_ids:
-            return False
-        return all(
-            computed + 1 == self.requests[name].num_tokens
-            for name, computed in zip(cached.req_ids, cached.num_computed_tokens, strict=True)
-        )
+        return is_plain_decode(scheduler_output, self.requests)
