@@ -11,6 +11,8 @@ namespace {
 
 // Columns whose products of 4-bit weights a 16-bit sum can hold: 8 chunks' halves of 2 x 15 x 127.
 constexpr int32_t kColumnsPerSum = 32;
+// How far ahead of its use a weight is asked for; the arithmetic between two loads hides too few of them from the processor.
+constexpr int64_t kPrefetchBytes = 2048;
 
 inline __m256i broadcast4(const int8_t* p) {
     int32_t four;
@@ -34,6 +36,7 @@ inline void add_group_4bit(const uint8_t* chunks, int32_t group_size, const int8
         for (int r = 0; r < Rows; ++r) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
 #pragma GCC unroll 4
         for (int32_t column = begin; column < begin + kColumnsPerSum; column += 8, chunks += 64) {
+            _mm_prefetch(reinterpret_cast<const char*>(chunks + kPrefetchBytes), _MM_HINT_T0);
             const __m256i bytes[2] = {load_bytes(chunks), load_bytes(chunks + 32)};
             const __m256i first[2] = {_mm256_and_si256(bytes[0], low), _mm256_and_si256(bytes[1], low)};
             const __m256i second[2] = {_mm256_and_si256(_mm256_srli_epi16(bytes[0], 4), low),
@@ -58,7 +61,8 @@ template <int Rows>
 inline void add_group_8bit(const uint8_t* chunks, int32_t group_size, const int8_t* const (&p)[Rows], __m256i (&products)[Rows][2]) {
     const __m256i middle = _mm256_set1_epi8(127), ones = _mm256_set1_epi16(1);
     for (int r = 0; r < Rows; ++r) products[r][0] = products[r][1] = _mm256_setzero_si256();
-    for (int32_t column = 0; column < group_size; column += 4, chunks += 64)
+    for (int32_t column = 0; column < group_size; column += 4, chunks += 64) {
+        _mm_prefetch(reinterpret_cast<const char*>(chunks + kPrefetchBytes), _MM_HINT_T0);
         for (int half = 0; half < 2; ++half) {
             const __m256i q = _mm256_sub_epi8(load_bytes(chunks + 32 * half), middle);
             const __m256i magnitude = _mm256_abs_epi8(q);
@@ -67,6 +71,7 @@ inline void add_group_8bit(const uint8_t* chunks, int32_t group_size, const int8
                 products[r][half] = _mm256_add_epi32(products[r][half], _mm256_madd_epi16(pairs, ones));
             }
         }
+    }
 }
 
 template <int Rows, int Bits>
