@@ -76,7 +76,9 @@ def console_script(python: Path) -> Path:
 def server_command(arm: Arm, settings: Settings, port: int, python: Path) -> list[str]:
     """The command that starts `arm` on `port` with the interpreter `python`."""
     if arm is EDGE:
+        # Both servers compute with the same weights.
         start = [str(console_script(python)), "serve", str(settings.model), "--deploy-profile", "edge"]
+        start += ["--quantization", "none"]
     else:
         # The `vllm serve` script of the CPU build cannot start; its server module can.
         start = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(settings.model)]

@@ -21,6 +21,7 @@ def flags(words: list[str]) -> dict[str, str]:
 
 def test_edge_is_the_console_script_of_the_same_environment() -> None:
     assert command(EDGE)[:5] == ["/venv/bin/vllm-omni", "serve", "/models/small", "--deploy-profile", "edge"]
+    assert command(EDGE)[5:7] == ["--quantization", "none"]
 
 
 def test_stock_is_the_server_module_without_plugins() -> None:
