@@ -45,9 +45,9 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("--geometry", choices=tuple(GEOMETRIES), help="a model of random weights")
-    model.add_argument("--gguf", type=Path, metavar="FILE", help="a real model for both, packed without loss for ours")
-    add("--work-dir", type=Path, required=True, metavar="DIR", help="made models are kept here for the next run")
-    add("--llama-bench", type=Path, metavar="PROGRAM", help="of llama.cpp; without it this package runs alone")
+    model.add_argument("--gguf", type=resolved_path, metavar="FILE", help="a real model for both, packed without loss")
+    add("--work-dir", type=resolved_path, required=True, metavar="DIR", help="keeps made models for the next run")
+    add("--llama-bench", type=resolved_path, metavar="PROGRAM", help="of llama.cpp; without it this package runs alone")
     add("--servers", action="store_true", help="through both HTTP servers; llama-server lies beside llama-bench")
     add("--types", type=parse_types, default=",".join(FILE_TYPES), help="of llama.cpp (default %(default)s)")
     add("--arms", type=parse_arms, default=",".join(ARMS), help="of this package (default %(default)s)")
@@ -59,6 +59,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="determines the prompts (default %(default)s)")
     add("--out", type=Path, metavar="JSON", help="file for raw samples, rewritten after every measurement")
     return parser
+
+
+def resolved_path(text: str) -> Path:
+    """An absolute path: servers run in another directory."""
+    return Path(text).resolve()
 
 
 def parse_types(text: str) -> list[str]:

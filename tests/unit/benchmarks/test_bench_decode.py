@@ -77,3 +77,13 @@ def test_more_threads_than_cores_are_refused(capsys: pytest.CaptureFixture[str],
     assert os.sched_getaffinity(0) == cores
     assert main(["--geometry", "qwen3-0.6b", "--work-dir", str(tmp_path), "--llama-bench", "/no/such/file"]) == 2
     assert "is no program" in capsys.readouterr().err
+
+
+def test_paths_hold_in_the_directory_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    args = build_parser().parse_args(["--gguf", "m.gguf", "--work-dir", "w", "--llama-bench", "llama-bench"])
+    assert (args.gguf, args.work_dir, args.llama_bench) == (
+        tmp_path / "m.gguf",
+        tmp_path / "w",
+        tmp_path / "llama-bench",
+    )
