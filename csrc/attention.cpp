@@ -8,8 +8,9 @@ namespace {
 
 // Queries (rows times heads of a group) that share one pass over keys and values.
 constexpr int64_t kQueriesPerTask = 48;
-// Keys of a task where a batch has too few tasks for its threads.
+// At least so many keys in a task where a batch has too few tasks for its threads.
 constexpr int64_t kKeysPerPart = 256;
+constexpr int64_t kTasksPerThread = 8;
 
 int64_t padded_dim(int32_t head_dim) { return (head_dim + 15) / 16 * 16; }
 
@@ -26,14 +27,15 @@ void AttentionPlan::make(const omni_batch& batch, int64_t row_begin, int64_t row
     num_slots_ = 0;
     const int64_t rows_per_task = std::max<int64_t>(1, kQueriesPerTask / shape.heads_per_kv());
     const int64_t tasks = (row_end - row_begin) * shape.num_kv_heads / std::min(rows_per_task, row_end - row_begin);
-    const int64_t max_keys = tasks < 8 * num_threads ? kKeysPerPart : INT64_MAX;
+    // Enough parts to keep the threads busy, and no more: each part of a row has its own sums.
+    const int64_t max_parts = std::max<int64_t>(1, (kTasksPerThread * num_threads + tasks - 1) / tasks);
     for (int32_t sequence = 0; sequence < batch.num_seqs; ++sequence) {
         const int64_t begin = std::max<int64_t>(row_begin, batch.query_start[sequence]);
         const int64_t end = std::min<int64_t>(row_end, batch.query_start[sequence + 1]);
         // A row's place: the last row of the sequence has the last place.
         const int64_t offset = batch.seq_lens[sequence] - batch.query_start[sequence + 1];
         for (int64_t row = begin; row < end; row += rows_per_task)
-            add_rows(sequence, row - row_begin, std::min(rows_per_task, end - row), row + offset, shape, max_keys);
+            add_rows(sequence, row - row_begin, std::min(rows_per_task, end - row), row + offset, shape, max_parts);
     }
     const int64_t queries = rows_per_task * shape.heads_per_kv();
     tile_floats_ = (attention_scratch_floats(queries, shape.head_dim) + 15) / 16 * 16;
@@ -43,10 +45,10 @@ void AttentionPlan::make(const omni_batch& batch, int64_t row_begin, int64_t row
 }
 
 void AttentionPlan::add_rows(int32_t sequence, int64_t row, int64_t num_rows, int64_t first_index, const AttentionShape& shape,
-                             int64_t max_keys) {
+                             int64_t max_parts) {
     const int64_t end = first_index + num_rows;
     const int64_t begin = shape.window > 0 ? std::max<int64_t>(0, first_index - shape.window + 1) : 0;
-    const int64_t count = std::max<int64_t>(1, max_keys == INT64_MAX ? 1 : (end - begin) / max_keys);
+    const int64_t count = std::max<int64_t>(1, std::min(max_parts, (end - begin) / kKeysPerPart));
     for (int64_t part = 0; part < count; ++part) {
         const Range keys = share(end - begin, part, count);
         spans_.push_back({sequence, row, num_rows, first_index, begin + keys.begin, begin + keys.end, num_slots_ + part * num_rows});

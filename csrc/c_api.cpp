@@ -164,11 +164,15 @@ OMNI_EXPORT int32_t omni_dequantize_panel(omni_team* team, const omni_matrix* ma
         omni::check_matrix("matrix", *matrix);
         if (first < 0 || count < 0 || first + count > matrix->rows)
             omni::refuse("rows", std::to_string(first) + " + " + std::to_string(count), "within " + std::to_string(matrix->rows));
-        split(team, count, [&](const Kernels& kernels, int64_t begin, int64_t end) {
-            std::vector<float> row(size_t(matrix->columns));
-            for (int64_t i = begin; i < end; ++i) {
-                kernels.dequantize_row(*matrix, first + i, row.data());
-                kernels.to_bfloat16(row.data(), matrix->columns, out + i * matrix->columns);
+        // One row for each thread; nothing may throw within a job.
+        std::vector<float> rows(size_t(matrix->columns) * size_t(team->team.size()));
+        team->team.run([&](int thread) {
+            const Kernels& kernels = team->team.kernels();
+            float* row = rows.data() + thread * matrix->columns;
+            const Range part = omni::share(count, thread, team->team.size());
+            for (int64_t i = part.begin; i < part.end; ++i) {
+                kernels.dequantize_row(*matrix, first + i, row);
+                kernels.to_bfloat16(row, matrix->columns, out + i * matrix->columns);
             }
         });
     });

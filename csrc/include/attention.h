@@ -42,7 +42,7 @@ private:
         int64_t slot, stride, count;
     };
 
-    void add_rows(int32_t sequence, int64_t row, int64_t num_rows, int64_t first_index, const AttentionShape& shape, int64_t max_keys);
+    void add_rows(int32_t sequence, int64_t row, int64_t num_rows, int64_t first_index, const AttentionShape& shape, int64_t max_parts);
 
     std::vector<Span> spans_;
     std::vector<Parts> parts_;

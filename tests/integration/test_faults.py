@@ -98,12 +98,13 @@ def test_clients_that_vanish_running_and_queued_leave_nothing(server: RunningSer
 
 
 def test_clients_that_vanish_while_queued_do_not_disturb_the_running(server: RunningServer) -> None:
-    with closing(send(server, max_tokens=12)) as first, closing(send(server, max_tokens=12)) as second:
+    # Long enough to be running still when the others have come.
+    with closing(send(server, max_tokens=400)) as first, closing(send(server, max_tokens=400)) as second:
         wait_for_requests(server, 2)
-        queued = [send(server) for _ in range(4)]
-        wait_for_requests(server, 6)
-        for connection in queued:
-            connection.close()
+        with ExitStack() as queued:
+            for _ in range(4):
+                queued.enter_context(closing(send(server)))
+            wait_for_requests(server, 6)
         for connection in (first, second):
             assert connection.getresponse().read().rstrip().endswith(b"data: [DONE]")
 

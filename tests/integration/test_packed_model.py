@@ -95,3 +95,21 @@ def test_without_the_native_core_the_plain_checkpoint_is_served(
     monkeypatch.setattr("vllm_omni.native.library.DEFAULT_PATH", Path("/nonexistent/libomni_native.so"))
     assert prepare(str(smollm2), deploy_profile="edge").facts.path == smollm2
     assert "native core" in caplog.text
+
+
+def test_a_damaged_artifact_is_made_again(smollm2: Path, caplog: pytest.LogCaptureFixture) -> None:
+    artifact = prepare(str(smollm2), deploy_profile="edge").facts.path
+    weights = artifact / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-64])
+    caplog.clear()
+    assert prepare(str(smollm2), deploy_profile="edge").facts.path == artifact
+    assert "event=artifact_damaged" in caplog.text and "event=artifact_made" in caplog.text
+
+
+@pytest.mark.parametrize("overrides", [{"kv_cache_dtype": "fp8"}, {"block_size": 24}], ids=str)
+def test_settings_that_packed_weights_cannot_have_pack_nothing(
+    smollm2: Path, overrides: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_OMNI_CACHE_DIR", str(tmp_path))
+    assert prepare(str(smollm2), deploy_profile="edge", overrides=overrides).facts.path == smollm2
+    assert not (tmp_path / "artifacts").exists()

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from vllm_omni.config.artifact_fields import ARTIFACT_ONLY, PACKING
+from vllm_omni.config.artifact_fields import ARTIFACT_ONLY, BLOCK_SIZE_MULTIPLE, MEANINGS, PACKING
 from vllm_omni.config.deployment import Deployment
 from vllm_omni.config.model_facts import read_json
 from vllm_omni.errors import ConfigError, WeightError
@@ -20,7 +20,9 @@ from vllm_omni.quantization.artifact_cache import cached_artifact
 logger = logging.getLogger("vllm_omni.quantization")
 
 AUTO = "auto"
-PACKED_DTYPES = (None, "auto", "float32", "float")
+# What the native core computes (`csrc/checks.cpp`).
+HEAD_DIM_MULTIPLE = 8
+MAX_HEAD_DIM = 512
 
 
 def packed_deployment(given: Deployment, resolve: Callable[[str], Deployment]) -> Deployment:
@@ -73,10 +75,24 @@ def _require_packable(given: Deployment) -> None:
     architectures = given.facts.architectures
     shape = shape_of({**config, SOURCE_ARCHITECTURE_KEY: architectures[0] if architectures else None})
     rope_table(config, shape.head_dim, num_positions=1)
-    dtype = given.stage(0).dtype
-    if dtype not in PACKED_DTYPES:
-        source = given.provenance["stages[0].dtype"]
-        raise ConfigError(f"dtype {dtype!r} is asked for ({source}); packed weights compute in float32")
+    if shape.head_dim % HEAD_DIM_MULTIPLE or shape.head_dim > MAX_HEAD_DIM:
+        raise ConfigError(f"head_dim is {shape.head_dim}, accepted: multiples of {HEAD_DIM_MULTIPLE} to {MAX_HEAD_DIM}")
+    _require_artifact_values(given)
+
+
+def _require_artifact_values(given: Deployment) -> None:
+    """Raises ConfigError for settings that would be refused once the weights are packed."""
+    stage = given.stage(0)
+    values = {**(stage.engine_extras or {}), **stage.model_dump()}
+    for field, meanings in MEANINGS.items():
+        if values.get(field) is not None and values[field] not in meanings:
+            source = given.provenance.get(f"stages[0].{field}", "engine_extras")
+            accepted = ", ".join(meanings)
+            raise ConfigError(f"{field} {values[field]!r} is asked for ({source}); packed weights have {accepted}")
+    if stage.block_size is not None and stage.block_size % BLOCK_SIZE_MULTIPLE:
+        raise ConfigError(
+            f"block_size {stage.block_size} is asked for; packed weights have multiples of {BLOCK_SIZE_MULTIPLE}"
+        )
 
 
 @contextmanager

@@ -30,6 +30,8 @@ class OmniCPUModelRunner(CPUModelRunner):
             return
         if runner.enable_prompt_embeds or runner.use_async_scheduling:
             return
+        if runner.vllm_config.kv_transfer_config is not None or runner.vllm_config.ec_transfer_config is not None:
+            return
         runner.__class__ = cls
         assert isinstance(runner, cls)
         runner.decode_inputs = DecodeInputs(runner.max_num_reqs, len(runner.input_batch.block_table.block_tables))
