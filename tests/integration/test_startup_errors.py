@@ -172,13 +172,13 @@ def test_wrong_flags(smollm2: Path, flags: list[str], parts: list[str]) -> None:
     expect_error([str(smollm2), *flags], *parts)
 
 
-def test_a_port_in_use(smollm2: Path) -> None:
+def test_a_port_in_use(smollm2_artifact: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        expect_error([str(smollm2), "--port", port], f"127.0.0.1:{port}", "in use", "--port")
+        expect_error([str(smollm2_artifact), "--port", port], f"127.0.0.1:{port}", "in use", "--port")
 
 
-def test_an_address_of_another_machine(smollm2: Path) -> None:
-    expect_error([str(smollm2), "--host", "192.0.2.1"], "192.0.2.1", "--host")
+def test_an_address_of_another_machine(smollm2_artifact: Path) -> None:
+    expect_error([str(smollm2_artifact), "--host", "192.0.2.1"], "192.0.2.1", "--host")
