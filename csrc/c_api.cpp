@@ -232,8 +232,7 @@ OMNI_EXPORT int32_t omni_store_kv(omni_team* team, const omni_kv_cache* cache, c
             for (int64_t i = begin; i < end; ++i) {
                 const int64_t slot = slots[i / num_kv_heads];
                 if (slot < 0) continue;
-                uint8_t* cell = cache->data + slot / cache->block_size * cache->block_stride + i % num_kv_heads * cache->head_stride +
-                                slot % cache->block_size * cache->token_stride;
+                uint8_t* cell = omni::cell_in(*cache, slot / cache->block_size, i % num_kv_heads, slot % cache->block_size);
                 kernels.store_cell(cell, k + i * head_dim, v + i * head_dim, head_dim, cache->kind);
             }
         });

@@ -15,7 +15,7 @@ constexpr int64_t kTurnsPerThread = 8;
 
 int64_t rows_per_pass(const Activations& x) { return std::max<int64_t>(32, kPassBytes / x.padded_columns); }
 
-int64_t num_bytes(const omni_matrix& m) { return num_blocks(m) * num_groups(m) * (kCellHeaderBytes + kBlockRows * m.group_size * m.bits / 8); }
+int64_t num_bytes(const omni_matrix& m) { return num_blocks(m) * num_groups(m) * cell_bytes(m); }
 
 int64_t blocks_per_turn(int num_threads, int64_t total, int64_t bytes) {
     if (num_threads == 1) return total;

@@ -10,6 +10,16 @@ namespace omni {
 constexpr int64_t kBlockRows = 16;
 constexpr int64_t kCellHeaderBytes = 64;
 
+// Static: an inline function compiled for one instruction set must not be the copy that the linker keeps for all.
+static inline int64_t num_blocks(const omni_matrix& m) { return (m.rows + kBlockRows - 1) / kBlockRows; }
+static inline int64_t num_groups(const omni_matrix& m) { return (m.columns + m.group_size - 1) / m.group_size; }
+static inline int64_t cell_bytes(const omni_matrix& m) { return kCellHeaderBytes + kBlockRows * m.group_size * m.bits / 8; }
+
+// Where the cache has keys and values of one head of the token at `offset` of a block.
+static inline uint8_t* cell_in(const omni_kv_cache& cache, int64_t block, int64_t head, int64_t offset) {
+    return cache.data + block * cache.block_stride + head * cache.head_stride + offset * cache.token_stride;
+}
+
 // Quantized rows of activations: p [rows, padded columns], a and s [rows, groups].
 struct Activations {
     const int8_t* p;

@@ -7,9 +7,6 @@
 
 namespace omni {
 
-inline int64_t num_blocks(const omni_matrix& m) { return (m.rows + kBlockRows - 1) / kBlockRows; }
-inline int64_t num_groups(const omni_matrix& m) { return (m.columns + m.group_size - 1) / m.group_size; }
-
 // Rows of activations, quantized once for each group size that the matrices of this input have.
 class QuantizedInput {
 public:

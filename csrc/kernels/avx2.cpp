@@ -75,7 +75,7 @@ inline void add_group_8bit(const uint8_t* chunks, int32_t group_size, const int8
 }
 
 template <int Rows, int Bits>
-inline void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
+void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
     const int64_t bytes = cell_bytes(matrix);
     const int8_t* p[Rows];
     __m256 totals[Rows][2];
@@ -104,14 +104,6 @@ inline void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const
     }
     for (int r = 0; r < Rows; ++r)
         for (int half = 0; half < 2; ++half) _mm256_store_ps(sums[r] + 8 * half, totals[r][half]);
-}
-
-template <int Rows>
-void multiply_block(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
-    if (matrix.bits == 4)
-        multiply_cells<Rows, 4>(matrix, cell, x, row, sums);
-    else
-        multiply_cells<Rows, 8>(matrix, cell, x, row, sums);
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ inline __m512 load_halves(const uint8_t* bytes) {
 }
 
 template <int Rows, int Bits>
-inline void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
+void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
     const int64_t bytes = cell_bytes(matrix);
     const __m512i low = _mm512_set1_epi8(15);
     const int8_t* p[Rows];
@@ -78,14 +78,6 @@ inline void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const
         }
     }
     for (int r = 0; r < Rows; ++r) _mm512_storeu_ps(sums[r], totals[r]);
-}
-
-template <int Rows>
-void multiply_block(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
-    if (matrix.bits == 4)
-        multiply_cells<Rows, 4>(matrix, cell, x, row, sums);
-    else
-        multiply_cells<Rows, 8>(matrix, cell, x, row, sums);
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ inline void add_group(const uint8_t* chunks, int32_t group_size, const int8_t* c
 }
 
 template <int Rows, int Bits>
-inline void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
+void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
     const int64_t bytes = cell_bytes(matrix);
     const int8_t* p[Rows];
     float32x4_t totals[Rows][kParts];
@@ -65,14 +65,6 @@ inline void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const
     }
     for (int r = 0; r < Rows; ++r)
         for (int part = 0; part < kParts; ++part) vst1q_f32(sums[r] + 4 * part, totals[r][part]);
-}
-
-template <int Rows>
-void multiply_block(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
-    if (matrix.bits == 4)
-        multiply_cells<Rows, 4>(matrix, cell, x, row, sums);
-    else
-        multiply_cells<Rows, 8>(matrix, cell, x, row, sums);
 }
 
 }  // namespace

@@ -158,9 +158,6 @@ inline int32_t quantized_value(const uint8_t* chunks, int32_t bits, int64_t colu
     return column % 8 < 4 ? byte & 15 : byte >> 4;
 }
 
-inline int64_t cell_bytes(const omni_matrix& m) { return kCellHeaderBytes + kBlockRows * m.group_size * m.bits / 8; }
-inline int64_t num_groups(const omni_matrix& m) { return divide_up(m.columns, m.group_size); }
-
 void dequantize_row(const omni_matrix& m, int64_t row, float* out) {
     const int64_t groups = num_groups(m), bytes = cell_bytes(m), lane = row % kBlockRows;
     const uint8_t* cell = m.data + row / kBlockRows * groups * bytes;
@@ -346,8 +343,7 @@ void load_keys(const AttentionTask& t, const Tile& tile, int64_t begin, int64_t 
     float key[512];
     for (int64_t i = 0; i < count; ++i) {
         const int64_t index = begin + i;
-        const uint8_t* cell = cache.data + t.block_table[index / cache.block_size] * cache.block_stride +
-                              t.kv_head * cache.head_stride + index % cache.block_size * cache.token_stride;
+        const uint8_t* cell = cell_in(cache, t.block_table[index / cache.block_size], t.kv_head, index % cache.block_size);
         float* target = transposed ? key : tile.keys + i * tile.padded_dim;
         load_cell(cell, t.head_dim, cache.kind, target, tile.values + i * tile.padded_dim);
         if (transposed)
@@ -430,8 +426,16 @@ void join_attention(const float* sums, int64_t part_stride, const float* max_and
 // The arm's own part: a tile of at most kTileRows rows of activations times one row block.
 constexpr int kTileRows = 4;
 
+template <int Rows, int Bits>
+void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]);
+
 template <int Rows>
-void multiply_block(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]);
+inline void multiply_block(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
+    if (matrix.bits == 4)
+        multiply_cells<Rows, 4>(matrix, cell, x, row, sums);
+    else
+        multiply_cells<Rows, 8>(matrix, cell, x, row, sums);
+}
 
 void write_block(const float (*sums)[kBlockRows], int64_t rows, int64_t columns, float* out, int64_t out_stride, bool accumulate) {
     for (int64_t r = 0; r < rows; ++r)
