@@ -1,6 +1,6 @@
 """Stage fields that follow from a checkpoint being a quantized artifact, and values that it rules out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vllm_omni.config.layers import LayeredTree
@@ -25,8 +25,11 @@ MEANINGS: Mapping[str, Mapping[str, str | None]] = {
     "quantization": {"auto": None, QUANT_METHOD: None},
     "attention_backend": {"auto": None},
 }
-# Values of `quantization` under which a plain checkpoint is replaced by its artifact.
-PACKING = ("auto", QUANT_METHOD)
+# Values of `quantization` that say what to serve: packed where that is possible, or what was given. vLLM sees neither.
+AUTO = "auto"
+NONE = "none"
+# Those under which a plain checkpoint is replaced by its artifact.
+PACKING = (AUTO, QUANT_METHOD)
 # vLLM takes 128 tokens on a CPU. A prompt's beginning is reused in whole blocks, so smaller ones reuse more of it.
 BLOCK_SIZE = 32
 BLOCK_SIZE_MULTIPLE = 16
@@ -41,35 +44,42 @@ def apply_artifact(tree: LayeredTree, facts: ModelFacts) -> None:
     """
     for stage_id, fields in tree.stages.items():
         if facts.quant_method == QUANT_METHOD:
+            _refuse(tree, stage_id, fields)
             _fix(tree, stage_id, fields)
-            _fix_block_size(tree, stage_id, fields.get("block_size"))
         elif fields.get("quantization") not in PACKING:
             _refuse_artifact_values(tree, stage_id, fields, facts)
 
 
+def refused_values(fields: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """Field, value and what is accepted, for each value that an artifact cannot have."""
+    for field, meanings in MEANINGS.items():
+        value = fields.get(field)
+        if value is not None and value not in meanings:
+            yield field, value, ", ".join(meanings)
+    block_size = fields.get("block_size")
+    if isinstance(block_size, int) and block_size % BLOCK_SIZE_MULTIPLE:
+        yield "block_size", block_size, f"multiples of {BLOCK_SIZE_MULTIPLE}"
+
+
+def _refuse(tree: LayeredTree, stage_id: int, fields: Mapping[str, Any]) -> None:
+    for field, value, accepted in refused_values(fields):
+        path = f"stages[{stage_id}].{field}"
+        raise ConfigError(
+            f"{path} is {value!r} ({tree.source_of(path)}); accepted for {REASON}: {accepted}. Remove "
+            "the value, or serve the checkpoint that the artifact was made from"
+        )
+
+
 def _fix(tree: LayeredTree, stage_id: int, fields: Mapping[str, Any]) -> None:
     for field, meanings in MEANINGS.items():
-        path = f"stages[{stage_id}].{field}"
         given = fields.get(field)
         value = "auto" if given is None else given
-        if value not in meanings:
-            raise ConfigError(
-                f"{path} is {given!r} ({tree.source_of(path)}); accepted for {REASON}: {', '.join(meanings)}. Remove "
-                "the value, or serve the checkpoint that the artifact was made from"
-            )
         if meanings[value] != given:
+            path = f"stages[{stage_id}].{field}"
             source = REASON if value == "auto" else f"{given} ({tree.source_of(path)})"
             tree.set_stage_field(stage_id, field, meanings[value], source)
-
-
-def _fix_block_size(tree: LayeredTree, stage_id: int, given: Any) -> None:
-    path = f"stages[{stage_id}].block_size"
-    if given is None:
+    if fields.get("block_size") is None:
         tree.set_stage_field(stage_id, "block_size", BLOCK_SIZE, REASON)
-    elif isinstance(given, int) and given % BLOCK_SIZE_MULTIPLE:
-        raise ConfigError(
-            f"{path} is {given} ({tree.source_of(path)}); accepted for {REASON}: multiples of {BLOCK_SIZE_MULTIPLE}"
-        )
 
 
 def _refuse_artifact_values(tree: LayeredTree, stage_id: int, fields: Mapping[str, Any], facts: ModelFacts) -> None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from vllm_omni.config.artifact_fields import QUANT_METHOD
+from vllm_omni.config.artifact_fields import AUTO, NONE, QUANT_METHOD
 from vllm_omni.config.deploy_config import StageDeployConfig
 from vllm_omni.engine.compat import (
     AsyncEngineArgs,
@@ -42,8 +42,6 @@ OWN_FIELDS = frozenset(
         "engine_extras",
     }
 )
-# Values of `quantization` that say what to serve; vLLM sees only the result.
-OWN_QUANTIZATIONS = ("auto", "none")
 # vLLM's value for "the longest sequence that fits the KV cache".
 FIT_MAX_MODEL_LEN = -1
 # Sampling defaults that vLLM reads from a generation config, under that file's names.
@@ -63,7 +61,7 @@ def engine_arguments(model: str, stage: StageDeployConfig) -> dict[str, Any]:
     With an explicit KV size and no `max_model_len`, the longest sequence is what fits that size and the model.
     """
     fields = stage.model_dump(exclude=set(OWN_FIELDS), exclude_none=True)
-    if fields.get("quantization") in OWN_QUANTIZATIONS:
+    if fields.get("quantization") in (AUTO, NONE):
         del fields["quantization"]
     arguments = {"model": model, **fields, **(stage.engine_extras or {})}
     if stage.kv_cache_memory_bytes is not None and stage.max_model_len is None:

@@ -20,7 +20,7 @@ from vllm_omni.edge.hardware_probe import probe_hardware
 from vllm_omni.edge.memory import paused_collection, release_freed_memory
 from vllm_omni.entrypoints.packed_model import packed_deployment
 from vllm_omni.errors import ConfigError
-from vllm_omni.model_executor.models.decoder.spec_mapping import shape_of
+from vllm_omni.model_executor.models.decoder.spec_mapping import decodable_shape
 from vllm_omni.platforms.cpu import plugin
 from vllm_omni.platforms.cpu.quiet import silence_inapplicable_messages
 from vllm_omni.platforms.cpu.shims.eager_import import eager_import
@@ -123,15 +123,7 @@ def _check_weights(deployment: Deployment) -> None:
         report.verified_hash,
     )
     if deployment.facts.quant_method == QUANT_METHOD:
-        _check_decoder(path)
-
-
-def _check_decoder(directory: Path) -> None:
-    """Raises ConfigError where the decoder stack cannot compute the model of an artifact."""
-    from vllm_omni.model_executor.models.decoder.rope import rope_table
-
-    config = read_json(directory / "config.json", required=True)
-    rope_table(config, shape_of(config).head_dim, num_positions=1)
+        decodable_shape(read_json(path / "config.json", required=True))
 
 
 @dataclass(frozen=True)

@@ -5,21 +5,20 @@ says why. `quantization: omni_int4` packs or is an error; `none` serves what was
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-from vllm_omni.config.artifact_fields import ARTIFACT_ONLY, BLOCK_SIZE_MULTIPLE, MEANINGS, PACKING
+from vllm_omni.config.artifact_fields import ARTIFACT_ONLY, AUTO, PACKING, refused_values
 from vllm_omni.config.deployment import Deployment
 from vllm_omni.config.model_facts import read_json
+from vllm_omni.entrypoints.byte_progress import byte_progress
 from vllm_omni.errors import ConfigError, WeightError
-from vllm_omni.model_executor.models.decoder.spec_mapping import shape_of
+from vllm_omni.model_executor.models.decoder.spec_mapping import decodable_shape
 from vllm_omni.native.library import native_status
 from vllm_omni.quantization.artifact import SOURCE_ARCHITECTURE_KEY
 from vllm_omni.quantization.artifact_cache import cached_artifact
 
 logger = logging.getLogger("vllm_omni.quantization")
 
-AUTO = "auto"
 # What the native core computes (`csrc/checks.cpp`).
 HEAD_DIM_MULTIPLE = 8
 MAX_HEAD_DIM = 512
@@ -63,18 +62,15 @@ def _packed(given: Deployment, resolve: Callable[[str], Deployment]) -> Deployme
     if status.isa is None:
         raise ConfigError(f"packed weights are slow without the native core: {status.reason}")
     _require_packable(given)
-    artifact = cached_artifact(given.facts.path, QuantizeSettings(), _progress_bar)
+    artifact = cached_artifact(given.facts.path, QuantizeSettings(), byte_progress)
     return resolve(str(artifact))
 
 
 def _require_packable(given: Deployment) -> None:
     """Raises ConfigError where the decoder stack cannot compute the model, before anything is packed."""
-    from vllm_omni.model_executor.models.decoder.rope import rope_table
-
     config = read_json(given.facts.path / "config.json", required=True)
     architectures = given.facts.architectures
-    shape = shape_of({**config, SOURCE_ARCHITECTURE_KEY: architectures[0] if architectures else None})
-    rope_table(config, shape.head_dim, num_positions=1)
+    shape = decodable_shape({**config, SOURCE_ARCHITECTURE_KEY: architectures[0] if architectures else None})
     if shape.head_dim % HEAD_DIM_MULTIPLE or shape.head_dim > MAX_HEAD_DIM:
         raise ConfigError(f"head_dim is {shape.head_dim}, accepted: multiples of {HEAD_DIM_MULTIPLE} to {MAX_HEAD_DIM}")
     _require_artifact_values(given)
@@ -84,25 +80,6 @@ def _require_artifact_values(given: Deployment) -> None:
     """Raises ConfigError for settings that would be refused once the weights are packed."""
     stage = given.stage(0)
     values = {**(stage.engine_extras or {}), **stage.model_dump()}
-    for field, meanings in MEANINGS.items():
-        if values.get(field) is not None and values[field] not in meanings:
-            source = given.provenance.get(f"stages[0].{field}", "engine_extras")
-            accepted = ", ".join(meanings)
-            raise ConfigError(f"{field} {values[field]!r} is asked for ({source}); packed weights have {accepted}")
-    if stage.block_size is not None and stage.block_size % BLOCK_SIZE_MULTIPLE:
-        raise ConfigError(
-            f"block_size {stage.block_size} is asked for; packed weights have multiples of {BLOCK_SIZE_MULTIPLE}"
-        )
-
-
-@contextmanager
-def _progress_bar(num_bytes: int) -> Iterator[Callable[[str, int], None]]:
-    from tqdm import tqdm
-
-    with tqdm(total=num_bytes, unit="B", unit_scale=True, desc="pack weights") as bar:
-
-        def advance(tensor_name: str, written_bytes: int) -> None:
-            bar.set_postfix_str(tensor_name, refresh=False)
-            bar.update(written_bytes)
-
-        yield advance
+    for field, value, accepted in refused_values(values):
+        source = given.provenance.get(f"stages[0].{field}", "engine_extras")
+        raise ConfigError(f"{field} {value!r} is asked for ({source}); packed weights have {accepted}")

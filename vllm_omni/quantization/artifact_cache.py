@@ -27,8 +27,8 @@ from vllm_omni.quantization.quantize_settings import QuantizeSettings
 
 logger = logging.getLogger("vllm_omni.quantization")
 
-# Called with the bytes that will be written; gives what is called with each tensor's name and bytes as they are.
-ProgressBar = Callable[[int], AbstractContextManager[Callable[[str, int], None]]]
+# Called with the bytes that will be written and a label; gives what is called with each tensor's name and bytes.
+ProgressBar = Callable[[int, str], AbstractContextManager[Callable[[str, int], None]]]
 KEY_LENGTH = 16
 # Files that an artifact is made of or copies; notes beside them change nothing.
 SOURCE_SUFFIXES = frozenset({".safetensors", ".json", ".jinja", ".model"})
@@ -104,6 +104,6 @@ def _pack(source: Path, settings: QuantizeSettings, out: Path, progress_bar: Pro
     shutil.rmtree(out, ignore_errors=True)
     if not (partial / JOURNAL_NAME).is_file():
         shutil.rmtree(partial, ignore_errors=True)
-    with progress_bar(plan.weight_bytes) as advance:
+    with progress_bar(plan.weight_bytes, "pack weights") as advance:
         quantize(plan, out, progress=advance)
     logger.info("event=artifact_made artifact=%s seconds=%.1f", out, time.monotonic() - begin_s)

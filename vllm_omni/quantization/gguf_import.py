@@ -4,7 +4,6 @@ Everything that can be refused is refused before the first byte is written. Tens
 streamed into safetensors shards, so memory does not grow with the model. `docs/edge/convert.md` describes the output.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from vllm_omni.quantization.gguf_config import hf_config, hf_generation_config, 
 from vllm_omni.quantization.gguf_file import GgufFile, GgufTensor, open_gguf
 from vllm_omni.quantization.gguf_tensors import ROPE_FACTORS_NAME, SAFETENSORS_DTYPES, encoded_pieces, hf_name
 from vllm_omni.quantization.gguf_tokenizer import build_tokenizer, tokenizer_config
+from vllm_omni.quantization.json_file import write_json
 from vllm_omni.quantization.output_directory import staged_directory
 from vllm_omni.quantization.safetensors_format import TensorEntry, write_shard
 from vllm_omni.quantization.tensor_table import require_expected
@@ -107,7 +107,7 @@ def import_gguf(
     source = {plan.source.path.name: hash_file(plan.source.path)}
     with staged_directory(out, overwrite, plan.weight_bytes) as directory:
         for name, document in documents.items():
-            _write_json(directory / name, document)
+            write_json(directory / name, document)
         tokenizer.save(str(directory / "tokenizer.json"))
         if template := plan.source.metadata.get("tokenizer.chat_template"):
             (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
@@ -154,7 +154,7 @@ def _write_weights(plan: ImportPlan, directory: Path, progress: Progress, max_sh
         weight_map |= {name: file_name for name, _ in entries}
     if len(shards) > 1:
         index = {"metadata": {"total_size": plan.weight_bytes}, "weight_map": dict(sorted(weight_map.items()))}
-        _write_json(directory / INDEX_NAME, index)
+        write_json(directory / INDEX_NAME, index)
     return written
 
 
@@ -178,10 +178,6 @@ def _pieces(
         for piece in encoded_pieces(plan.source, tensor, plan.dtype, num_heads):
             yield piece
             progress(name, len(piece))
-
-
-def _write_json(path: Path, document: dict[str, Any]) -> None:
-    path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _no_progress(name: str, num_bytes: int) -> None:

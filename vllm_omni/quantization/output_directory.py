@@ -38,11 +38,8 @@ def staged_directory(out: Path, overwrite: bool, weight_bytes: int) -> Iterator[
     partial = out.with_name(out.name + PARTIAL_SUFFIX)
     _create(partial, weight_bytes)
     try:
-        yield partial
-        _sync(partial)
-        _publish(partial, out)
-    except OSError as error:
-        raise _cannot_write(out, error) from error
+        with _published(partial, out):
+            yield partial
     finally:
         # Gone after a success; after a failure, the error on its way matters more than one of the clean-up.
         shutil.rmtree(partial, ignore_errors=True)
@@ -69,13 +66,21 @@ def resumable_directory(out: Path, overwrite: bool, weight_bytes: int, journal_n
     partial = out.with_name(out.name + PARTIAL_SUFFIX)
     descriptor = _create_or_lock(partial, weight_bytes, journal_name)
     try:
-        yield partial
+        with _published(partial, out):
+            yield partial
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _published(partial: Path, out: Path) -> Iterator[None]:
+    """Makes `partial` `out` when the block ends without an error and everything is on disk."""
+    try:
+        yield
         _sync(partial)
         _publish(partial, out)
     except OSError as error:
         raise _cannot_write(out, error) from error
-    finally:
-        os.close(descriptor)
 
 
 def _require_replaceable(out: Path, overwrite: bool) -> None:

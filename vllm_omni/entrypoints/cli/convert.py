@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from vllm_omni.entrypoints.byte_progress import byte_progress
 from vllm_omni.errors import ConfigError
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -30,18 +31,11 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> int:
     if rest:
         raise ConfigError(f"unknown arguments {list(rest)}; `vllm-omni convert --help` lists what is accepted")
 
-    from tqdm import tqdm
-
     from vllm_omni.quantization.gguf_import import import_gguf, plan_import
 
     begin_s = time.perf_counter()
     plan = plan_import(args.source, args.dtype)
-    with tqdm(total=plan.weight_bytes, unit="B", unit_scale=True, desc="convert") as bar:
-
-        def advance(tensor_name: str, num_bytes: int) -> None:
-            bar.set_postfix_str(tensor_name, refresh=False)
-            bar.update(num_bytes)
-
+    with byte_progress(plan.weight_bytes, "convert") as advance:
         import_gguf(plan, args.out, args.overwrite, advance)
     print(
         f"directory={args.out} dtype={args.dtype} tensors={len(plan.tensors)} bytes={plan.weight_bytes} "

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from vllm_omni.entrypoints.byte_progress import byte_progress
 from vllm_omni.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,19 +63,12 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> int:
     if rest:
         raise ConfigError(f"unknown arguments {list(rest)}; `vllm-omni quantize --help` lists what is accepted")
 
-    from tqdm import tqdm
-
     from vllm_omni.quantization.quantize import open_source, plan_quantize, quantize
 
     begin_s = time.perf_counter()
     settings = _settings(args)
     plan = plan_quantize(open_source(args.source), settings)
-    with tqdm(total=plan.weight_bytes, unit="B", unit_scale=True, desc="quantize") as bar:
-
-        def advance(tensor_name: str, num_bytes: int) -> None:
-            bar.set_postfix_str(tensor_name, refresh=False)
-            bar.update(num_bytes)
-
+    with byte_progress(plan.weight_bytes, "quantize") as advance:
         make_runner = None if settings.calibration_text is None else _make_runner
         record = quantize(plan, args.out, args.overwrite, advance, make_runner)
     print(

@@ -20,7 +20,7 @@ from vllm_omni.errors import ConfigError
 from vllm_omni.model_executor.models.decoder.attention import OmniAttention, cache_kind
 from vllm_omni.model_executor.models.decoder.native_path import NativePath, native_matrix
 from vllm_omni.model_executor.models.decoder.rope import rope_table
-from vllm_omni.model_executor.models.decoder.spec_mapping import HEAD, DecoderShape, shape_of
+from vllm_omni.model_executor.models.decoder.spec_mapping import HEAD, decodable_shape
 from vllm_omni.model_executor.models.decoder.step import DecoderPath, DecoderStep
 from vllm_omni.model_executor.models.decoder.torch_path import TorchMatrix, TorchPath
 from vllm_omni.model_executor.models.decoder.weights import MappedWeights, decoder_weights
@@ -50,9 +50,7 @@ class OmniDecoderForCausalLM(nn.Module):
         _refuse_unsupported(vllm_config)
         self.vllm_config = vllm_config
         self.hf_config: dict[str, Any] = vllm_config.model_config.hf_config.to_dict()
-        self.shape: DecoderShape = shape_of(self.hf_config)
-        # Refuses an unknown RoPE type now; the table is made for the final sequence length.
-        rope_table(self.hf_config, self.shape.head_dim, 1)
+        self.shape = decodable_shape(self.hf_config)
         self.attention = [
             OmniAttention(
                 vllm_config,

@@ -114,6 +114,19 @@ def shape_of(config: Mapping[str, Any]) -> DecoderShape:
     return FAMILIES[family](config, _common(config))
 
 
+def decodable_shape(config: Mapping[str, Any]) -> DecoderShape:
+    """As `shape_of`, of a model whose position embeddings the stack computes too.
+
+    Raises:
+        ConfigError: As `shape_of`; or the RoPE type is not known.
+    """
+    from vllm_omni.model_executor.models.decoder.rope import rope_table
+
+    shape = shape_of(config)
+    rope_table(config, shape.head_dim, num_positions=1)
+    return shape
+
+
 def _common(config: Mapping[str, Any]) -> DecoderShape:
     """What all families write alike."""
     num_layers, heads = _count(config, "num_hidden_layers"), _count(config, "num_attention_heads")
