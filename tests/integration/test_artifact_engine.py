@@ -89,6 +89,12 @@ def test_sequences_do_not_depend_on_their_neighbours(native: Facts) -> None:
     assert native["alone"] == native["together"] == native["again"]
 
 
+def test_vllms_way_of_a_decode_step_gives_the_tokens_of_the_short_way(native: Facts) -> None:
+    assert native["short_steps"] >= 3 * 7
+    assert native["long_steps"] == 0
+    assert native["vllms_way"] == native["alone"]
+
+
 def test_a_prefix_is_reused_and_changes_nothing(native: Facts) -> None:
     assert native["cached_tokens"] >= 64
     assert native["with_cache"] == native["without_cache"]
@@ -175,6 +181,28 @@ async def again_facts(omni: Any) -> Facts:
     return {"again": [await tokens_after(omni, length) for length in PATTERN_LENGTHS]}
 
 
+async def way_facts(omni: Any) -> Facts:
+    """The same prompts by the short way of decode steps and without it, and how many steps took it each time."""
+    from vllm_omni.worker.decode_step import DecodeInputs
+
+    steps = 0
+    fill = DecodeInputs.fill
+
+    def counting(inputs: DecodeInputs, batch: Any) -> Any:
+        nonlocal steps
+        steps += 1
+        return fill(inputs, batch)
+
+    DecodeInputs.fill = counting  # type: ignore[method-assign]
+    await alone_facts(omni)
+    short_steps, steps = steps, 0
+    runner = omni._llm.engine_core._thread._core.model_executor.driver_worker.worker.model_runner
+    inputs, runner.decode_inputs = runner.decode_inputs, None
+    vllms_way = (await alone_facts(omni))["alone"]
+    runner.decode_inputs, DecodeInputs.fill = inputs, fill  # type: ignore[method-assign]
+    return {"short_steps": short_steps, "long_steps": steps, "vllms_way": vllms_way}
+
+
 async def text_facts(omni: Any) -> Facts:
     from vllm.sampling_params import StructuredOutputsParams
 
@@ -225,7 +253,9 @@ def counter(name: str) -> float:
 
 
 async def features(model: str) -> Facts:
-    return await collect(make_omni(model), (alone_facts, together_facts, again_facts, text_facts, cache_facts))
+    return await collect(
+        make_omni(model), (alone_facts, together_facts, again_facts, way_facts, text_facts, cache_facts)
+    )
 
 
 async def crowd(model: str) -> Facts:

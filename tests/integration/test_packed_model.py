@@ -1,7 +1,9 @@
 """A plain checkpoint under the edge profile is packed once, into the cache; others are served as they are."""
 
+import fcntl
 import json
 import logging
+import threading
 from pathlib import Path
 
 import pytest
@@ -113,3 +115,17 @@ def test_settings_that_packed_weights_cannot_have_pack_nothing(
     monkeypatch.setenv("VLLM_OMNI_CACHE_DIR", str(tmp_path))
     assert prepare(str(smollm2), deploy_profile="edge", overrides=overrides).facts.path == smollm2
     assert not (tmp_path / "artifacts").exists()
+
+
+def test_a_second_start_waits_for_the_first(smollm2: Path, caplog: pytest.LogCaptureFixture) -> None:
+    artifact = prepare(str(smollm2), deploy_profile="edge").facts.path
+    found: list[Path] = []
+    start = threading.Thread(target=lambda: found.append(prepare(str(smollm2), deploy_profile="edge").facts.path))
+    with artifact.with_name(artifact.name + ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        start.start()
+        start.join(2)
+        assert found == [] and start.is_alive()
+        assert "event=artifact_awaited" in caplog.text
+    start.join(60)
+    assert found == [artifact]
