@@ -136,13 +136,14 @@ OMNI_EXPORT int32_t omni_linear(omni_team* handle, const omni_matrix* matrix, co
         omni::QuantizedInput& input = handle->input;
         input.serve_only(*matrix);
         input.resize(num_rows);
-        const omni::Product product = {matrix, out, matrix->rows, false};
-        std::atomic<int64_t> next_block{0};
+        const omni::Products products = {{{matrix, out, matrix->rows, false}}, 1};
+        std::vector<std::atomic<int64_t>> taken(size_t(team.size()));
         team.run([&](int thread) {
             const Range rows = omni::share(num_rows, thread, team.size());
             for (int64_t row = rows.begin; row < rows.end; ++row) input.quantize_row(team.kernels(), x + row * matrix->columns, row);
-            team.barrier();
-            omni::multiply_share(team, input, &product, 1, num_rows, next_block);
+            omni::Ahead ahead = omni::first_weights(team, thread, products);
+            team.barrier(ahead);
+            omni::multiply_share(team, thread, input, products, num_rows, taken.data());
         });
     });
 }

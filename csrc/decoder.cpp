@@ -17,7 +17,7 @@ Decoder::Decoder(Team& team, const omni_decoder_spec& spec, const omni_layer* la
       kernels_(team.kernels()),
       spec_(spec),
       layers_(layers, layers + spec.num_layers),
-      turns_(new Turns[size_t(spec.num_layers)]),
+      taken_(new std::atomic<int64_t>[size_t(spec.num_layers) * kStages * size_t(team.size())]),
       q_width_(int64_t(spec.num_heads) * spec.head_dim),
       kv_width_(int64_t(spec.num_kv_heads) * spec.head_dim),
       qkv_width_(q_width_ + 2 * kv_width_) {
@@ -48,11 +48,7 @@ void Decoder::prepare(const omni_batch& batch, int64_t row_begin, int64_t row_en
         shape.window = windows_[i];
         plans_[i]->make(batch, row_begin, row_end, shape, team_.size());
     }
-    for (int32_t i = 0; i < spec_.num_layers; ++i) {
-        Turns& turns = turns_[size_t(i)];
-        for (std::atomic<int64_t>* turn : {&turns.project, &turns.attend, &turns.output, &turns.gate_up, &turns.down})
-            turn->store(0, std::memory_order_relaxed);
-    }
+    for (size_t i = 0; i < size_t(spec_.num_layers) * kStages * size_t(team_.size()); ++i) taken_[i].store(0, std::memory_order_relaxed);
 }
 
 void Decoder::reserve() {
@@ -74,35 +70,44 @@ void Decoder::run_rows(const omni_batch& batch, int thread) {
 }
 
 // Rows belong to threads in the same way in every stage by rows, so such stages need no barrier between them.
+// Who waits at a barrier fetches the weights of the next products.
 void Decoder::run_layer(const omni_batch& batch, int32_t index, int thread) {
     const omni_layer& layer = layers_[size_t(index)];
-    const omni_kv_cache& cache = caches_[size_t(index)];
-    Turns& turns = turns_[size_t(index)];
+    Ahead ahead = first_weights(team_, thread, projections(layer));
     normalize_rows(layer.input_norm, hidden_input_, thread);
-    team_.barrier();
-    project(layer, turns.project);
-    team_.barrier();
-    place_heads(batch, layer, cache, thread);
-    team_.barrier();
-    plan_of(layer).attend(kernels_, thread, cache, batch, shape_of(layer), qkv_, qkv_width_, turns.attend);
-    team_.barrier();
-    join_rows(layer, thread);
-    team_.barrier();
-    const Product o = {&layer.o, residual_, spec_.hidden_size, true};
-    multiply_share(team_, attention_input_, &o, 1, num_rows_, turns.output);
-    team_.barrier();
+    team_.barrier(ahead);
+    multiply(index, kProject, hidden_input_, projections(layer), thread);
+    ahead = first_weights(team_, thread, output(layer));
+    team_.barrier(ahead);
+    attend(batch, index, thread, ahead);
+    multiply(index, kOutput, attention_input_, output(layer), thread);
+    ahead = first_weights(team_, thread, gate_and_up(layer));
+    team_.barrier(ahead);
     add_bias(layer.o_bias, spec_.hidden_size, residual_, thread);
     normalize_rows(layer.post_norm, hidden_input_, thread);
-    team_.barrier();
-    const int64_t width = 2 * int64_t(spec_.intermediate_size);
-    const Product gate_up[2] = {{&layer.gate, mlp_, width, false}, {&layer.up, mlp_ + spec_.intermediate_size, width, false}};
-    multiply_share(team_, hidden_input_, gate_up, 2, num_rows_, turns.gate_up);
-    team_.barrier();
+    team_.barrier(ahead);
+    multiply(index, kGateUp, hidden_input_, gate_and_up(layer), thread);
+    ahead = first_weights(team_, thread, down(layer));
+    team_.barrier(ahead);
     activate_rows(thread);
+    team_.barrier(ahead);
+    multiply(index, kDown, mlp_input_, down(layer), thread);
     team_.barrier();
-    const Product down = {&layer.down, residual_, spec_.hidden_size, true};
-    multiply_share(team_, mlp_input_, &down, 1, num_rows_, turns.down);
-    team_.barrier();
+}
+
+void Decoder::multiply(int32_t layer, Stage stage, const QuantizedInput& input, const Products& products, int thread) {
+    multiply_share(team_, thread, input, products, num_rows_, taken(layer, stage));
+}
+
+void Decoder::attend(const omni_batch& batch, int32_t index, int thread, Ahead& ahead) {
+    const omni_layer& layer = layers_[size_t(index)];
+    const omni_kv_cache& cache = caches_[size_t(index)];
+    place_heads(batch, layer, cache, thread);
+    team_.barrier(ahead);
+    plan_of(layer).attend(kernels_, thread, cache, batch, shape_of(layer), qkv_, qkv_width_, *taken(index, kAttend));
+    team_.barrier(ahead);
+    join_rows(layer, thread);
+    team_.barrier(ahead);
 }
 
 void Decoder::embed_rows(const omni_batch& batch, int thread) {
@@ -125,13 +130,22 @@ void Decoder::normalize_rows(const float* weight, QuantizedInput& input, int thr
     }
 }
 
-void Decoder::project(const omni_layer& layer, std::atomic<int64_t>& turn) {
-    const Product products[4] = {{&layer.q, qkv_, qkv_width_, false},
-                                 {&layer.k, qkv_ + q_width_, qkv_width_, false},
-                                 {&layer.v, qkv_ + q_width_ + kv_width_, qkv_width_, false},
-                                 {&layer.head_gate, gates_, spec_.num_heads, false}};
-    multiply_share(team_, hidden_input_, products, layer.head_gate.data ? 4 : 3, num_rows_, turn);
+Products Decoder::projections(const omni_layer& layer) const {
+    return {{{&layer.q, qkv_, qkv_width_, false},
+             {&layer.k, qkv_ + q_width_, qkv_width_, false},
+             {&layer.v, qkv_ + q_width_ + kv_width_, qkv_width_, false},
+             {&layer.head_gate, gates_, spec_.num_heads, false}},
+            layer.head_gate.data ? 4 : 3};
 }
+
+Products Decoder::output(const omni_layer& layer) const { return {{{&layer.o, residual_, spec_.hidden_size, true}}, 1}; }
+
+Products Decoder::gate_and_up(const omni_layer& layer) const {
+    const int64_t width = 2 * int64_t(spec_.intermediate_size);
+    return {{{&layer.gate, mlp_, width, false}, {&layer.up, mlp_ + spec_.intermediate_size, width, false}}, 2};
+}
+
+Products Decoder::down(const omni_layer& layer) const { return {{{&layer.down, residual_, spec_.hidden_size, true}}, 1}; }
 
 // Heads of all rows are dealt out one by one: a single row keeps every thread busy.
 void Decoder::place_heads(const omni_batch& batch, const omni_layer& layer, const omni_kv_cache& cache, int thread) {

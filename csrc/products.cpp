@@ -9,19 +9,15 @@ namespace {
 // Quantized activations that one pass over a matrix keeps in the second-level cache.
 constexpr int64_t kPassBytes = 192 << 10;
 
-// A thread takes blocks in turns: on a shared machine one core may be slower than the other. A turn is long enough to read ahead.
-constexpr int64_t kTurnBytes = 16 << 10;
-constexpr int64_t kTurnsPerThread = 8;
+// What a thread takes of its part at a time; short enough that the last turns end together.
+constexpr int64_t kTurnBytes = 128 << 10;
+
+// What a thread asks for ahead of a stage: a part of the second-level cache.
+constexpr int64_t kAheadBytes = 128 << 10;
 
 int64_t rows_per_pass(const Activations& x) { return std::max<int64_t>(32, kPassBytes / x.padded_columns); }
 
-int64_t num_bytes(const omni_matrix& m) { return num_blocks(m) * num_groups(m) * cell_bytes(m); }
-
-int64_t blocks_per_turn(int num_threads, int64_t total, int64_t bytes) {
-    if (num_threads == 1) return total;
-    const int64_t long_enough = (kTurnBytes * total + bytes - 1) / bytes, short_enough = total / (kTurnsPerThread * num_threads);
-    return std::max<int64_t>(1, std::min(std::max(long_enough, short_enough), (total + num_threads - 1) / num_threads));
-}
+int64_t block_bytes(const omni_matrix& m) { return num_groups(m) * cell_bytes(m); }
 
 void multiply_blocks(const Kernels& kernels, const QuantizedInput& input, const Product& product, int64_t rows, int64_t begin,
                      int64_t end) {
@@ -31,6 +27,22 @@ void multiply_blocks(const Kernels& kernels, const QuantizedInput& input, const 
     for (int64_t row = 0; row < rows; row += step)
         kernels.gemm(*product.matrix, x, row, std::min(rows, row + step), begin, end, product.out + row * product.out_stride,
                      product.out_stride, product.accumulate);
+}
+
+// Blocks of the products one behind the other.
+void multiply_range(const Kernels& kernels, const QuantizedInput& input, const Products& products, int64_t rows, Range blocks) {
+    int64_t first = 0;
+    for (const Product& product : products) {
+        const int64_t count = num_blocks(*product.matrix);
+        multiply_blocks(kernels, input, product, rows, std::max<int64_t>(blocks.begin - first, 0), std::min(blocks.end - first, count));
+        first += count;
+    }
+}
+
+int64_t total_blocks(const Products& products) {
+    int64_t total = 0;
+    for (const Product& product : products) total += num_blocks(*product.matrix);
+    return total;
 }
 
 }  // namespace
@@ -70,22 +82,29 @@ Activations QuantizedInput::with(int32_t group_size) const {
     return {};
 }
 
-void multiply_share(const Team& team, const QuantizedInput& input, const Product* products, int count, int64_t rows,
-                    std::atomic<int64_t>& next_block) {
-    int64_t total = 0, bytes = 0;
-    for (int i = 0; i < count; ++i) {
-        total += num_blocks(*products[i].matrix);
-        bytes += num_bytes(*products[i].matrix);
-    }
-    const int64_t step = blocks_per_turn(team.size(), total, bytes);
-    for (int64_t begin; (begin = next_block.fetch_add(step, std::memory_order_relaxed)) < total;) {
-        const int64_t end = std::min(begin + step, total);
-        int64_t first = 0;
-        for (int i = 0; i < count; ++i) {
-            const int64_t blocks = num_blocks(*products[i].matrix);
-            multiply_blocks(team.kernels(), input, products[i], rows, std::max<int64_t>(begin - first, 0), std::min(end - first, blocks));
-            first += blocks;
+Ahead first_weights(const Team& team, int thread, const Products& products) {
+    int64_t block = share(total_blocks(products), thread, team.size()).begin;
+    for (const Product& product : products) {
+        const omni_matrix& m = *product.matrix;
+        const int64_t bytes = (num_blocks(m) - block) * block_bytes(m);
+        if (bytes > 0) {
+            const uint8_t* begin = m.data + block * block_bytes(m);
+            return {begin, begin + std::min(bytes, kAheadBytes)};
         }
+        block -= num_blocks(m);
+    }
+    return {};
+}
+
+void multiply_share(const Team& team, int thread, const QuantizedInput& input, const Products& products, int64_t rows,
+                    std::atomic<int64_t>* taken) {
+    const int64_t total = total_blocks(products);
+    const int64_t step = std::max<int64_t>(1, kTurnBytes / block_bytes(*products.items[0].matrix));
+    for (int i = 0; i < team.size(); ++i) {
+        const int owner = (thread + i) % team.size();
+        const Range part = share(total, owner, team.size());
+        for (int64_t begin; (begin = part.begin + taken[owner].fetch_add(step, std::memory_order_relaxed)) < part.end;)
+            multiply_range(team.kernels(), input, products, rows, {begin, std::min(begin + step, part.end)});
     }
 }
 

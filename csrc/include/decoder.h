@@ -22,13 +22,17 @@ public:
     const std::vector<omni_kv_cache>& caches() const { return caches_; }  // empty until bound
 
 private:
+    // Stages whose work the threads take bit by bit.
+    enum Stage { kProject, kAttend, kOutput, kGateUp, kDown, kStages };
+
     void prepare(const omni_batch& batch, int64_t row_begin, int64_t row_end);
     void reserve();
     void run_rows(const omni_batch& batch, int thread);
     void run_layer(const omni_batch& batch, int32_t index, int thread);
+    void multiply(int32_t layer, Stage stage, const QuantizedInput& input, const Products& products, int thread);
+    void attend(const omni_batch& batch, int32_t layer, int thread, Ahead& ahead);
     void embed_rows(const omni_batch& batch, int thread);
     void normalize_rows(const float* weight, QuantizedInput& input, int thread);
-    void project(const omni_layer& layer, std::atomic<int64_t>& turn);
     void place_heads(const omni_batch& batch, const omni_layer& layer, const omni_kv_cache& cache, int thread);
     void place_query(const omni_batch& batch, const omni_layer& layer, int64_t row, int32_t head);
     void place_key_value(const omni_batch& batch, const omni_layer& layer, const omni_kv_cache& cache, int64_t row, int32_t head);
@@ -38,6 +42,11 @@ private:
     void finish_rows(const omni_batch& batch, int thread);
     void add_bias(const float* bias, int64_t width, float* rows, int thread);
 
+    Products projections(const omni_layer& layer) const;
+    Products output(const omni_layer& layer) const;
+    Products gate_and_up(const omni_layer& layer) const;
+    Products down(const omni_layer& layer) const;
+    std::atomic<int64_t>* taken(int32_t layer, Stage stage) { return &taken_[(size_t(layer) * kStages + stage) * size_t(team_.size())]; }
     AttentionShape shape_of(const omni_layer& layer) const;
     AttentionPlan& plan_of(const omni_layer& layer);
     Range rows_of(int thread) const { return share(num_rows_, thread, team_.size()); }
@@ -49,11 +58,7 @@ private:
     std::vector<omni_kv_cache> caches_;
     std::vector<int32_t> windows_;  // distinct, each with its plan
     std::vector<std::unique_ptr<AttentionPlan>> plans_;
-    // What of a stage's work is taken.
-    struct Turns {
-        std::atomic<int64_t> project, attend, output, gate_up, down;
-    };
-    std::unique_ptr<Turns[]> turns_;  // [num_layers]
+    std::unique_ptr<std::atomic<int64_t>[]> taken_;  // [num_layers, kStages, threads]
 
     const int64_t q_width_, kv_width_, qkv_width_;
     int64_t first_row_ = 0, num_rows_ = 0;

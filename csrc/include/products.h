@@ -41,8 +41,22 @@ struct Product {
     bool accumulate;
 };
 
-// Within a job: this thread's part of all products over the first `rows` rows of the input. `next_block` starts at zero.
-void multiply_share(const Team& team, const QuantizedInput& input, const Product* products, int count, int64_t rows,
-                    std::atomic<int64_t>& next_block);
+// Products of one input, whose row blocks are shared as if they were one matrix.
+struct Products {
+    Product items[4];
+    int count;
+
+    const Product* begin() const { return items; }
+    const Product* end() const { return items + count; }
+};
+
+// Weights that a thread reads first in multiply_share, as much as a cache holds until then.
+Ahead first_weights(const Team& team, int thread, const Products& products);
+
+// Within a job: this thread's part of all products over the first `rows` rows of the input, and then what others have left of theirs: on
+// a shared machine one core may be slower than the other. Each thread reads a part from end to end, which memory serves best.
+// `taken` [threads] starts at zero.
+void multiply_share(const Team& team, int thread, const QuantizedInput& input, const Products& products, int64_t rows,
+                    std::atomic<int64_t>* taken);
 
 }  // namespace omni

@@ -32,6 +32,12 @@ private:
     int64_t capacity_ = 0;
 };
 
+// Memory that will be read soon, from its beginning.
+struct Ahead {
+    const uint8_t* begin = nullptr;
+    const uint8_t* end = nullptr;
+};
+
 class Team {
 public:
     // Throws std::system_error where a thread cannot be started.
@@ -43,12 +49,15 @@ public:
     // Runs job(thread) on every thread, the calling one as thread 0, and returns when all are done.
     void run(const std::function<void(int)>& job);
 
-    // Within a job: nobody goes on before all have come here.
-    void barrier();
+    // Within a job: nobody goes on before all have come here. Who waits asks memory for what is ahead, and moves its beginning.
+    void barrier(Ahead& ahead);
+    void barrier() {
+        Ahead nothing;
+        barrier(nothing);
+    }
 
     int size() const { return num_threads_; }
     const Kernels& kernels() const { return kernels_; }
-
 
 private:
     void work(int thread);

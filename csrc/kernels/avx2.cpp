@@ -20,87 +20,125 @@ inline __m256i broadcast4(const int8_t* p) {
     return _mm256_set1_epi32(four);
 }
 
+inline void ask_for(const uint8_t* bytes) { _mm_prefetch(reinterpret_cast<const char*>(bytes), _MM_HINT_T0); }
+
 inline __m256i load_bytes(const uint8_t* bytes) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(bytes)); }
 
 inline __m256 load_halves(const uint8_t* bytes) {
     return _mm256_cvtph_ps(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
 }
 
-// Adds q * p of one group to `products`: two registers of eight rows for each row of activations.
-template <int Rows>
-inline void add_group_4bit(const uint8_t* chunks, int32_t group_size, const int8_t* const (&p)[Rows], __m256i (&products)[Rows][2]) {
-    const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
-    for (int r = 0; r < Rows; ++r) products[r][0] = products[r][1] = _mm256_setzero_si256();
-    for (int32_t begin = 0; begin < group_size; begin += kColumnsPerSum) {
-        __m256i sums[Rows][2];
-        for (int r = 0; r < Rows; ++r) sums[r][0] = sums[r][1] = _mm256_setzero_si256();
+// The sum stays in its register and in this order: compilers rearrange chains of additions into trees that need more registers than
+// there are.
+inline __m256i in_place(__m256i sum) {
+    __asm__("" : "+x"(sum));
+    return sum;
+}
+
+// Bytes of kColumnsPerSum columns of a row block.
+template <Form F>
+constexpr int64_t kPieceBytes = kBlockRows * kColumnsPerSum / (F == Form::nibbles ? 2 : 1);
+
+// Weights of four columns, half a block.
+template <Form F>
+inline __m256i four_columns(const uint8_t* piece, int quad, int half) {
+    if (F != Form::nibbles) return load_bytes(piece + 64 * quad + 32 * half);
+    const __m256i bytes = load_bytes(piece + 64 * (quad / 2) + 32 * half);
+    return _mm256_and_si256(quad % 2 ? _mm256_srli_epi16(bytes, 4) : bytes, _mm256_set1_epi8(15));
+}
+
+// q * p of a piece for two times eight rows of the block: of weights up to 15, summed in 16 bits.
+template <int Rows, Form F>
+inline void multiply_small(const uint8_t* piece, const int8_t* const (&p)[Rows], int32_t begin, __m256i (&products)[Rows][2]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i sums[Rows][2];
+#pragma GCC unroll 8
+    for (int quad = 0; quad < kColumnsPerSum / 4; ++quad) {
+        if (F == Form::nibbles && quad % 2 == 0) ask_for(piece + 32 * quad + kPrefetchBytes);
+        const __m256i q[2] = {four_columns<F>(piece, quad, 0), four_columns<F>(piece, quad, 1)};
 #pragma GCC unroll 4
-        for (int32_t column = begin; column < begin + kColumnsPerSum; column += 8, chunks += 64) {
-            _mm_prefetch(reinterpret_cast<const char*>(chunks + kPrefetchBytes), _MM_HINT_T0);
-            const __m256i bytes[2] = {load_bytes(chunks), load_bytes(chunks + 32)};
-            const __m256i first[2] = {_mm256_and_si256(bytes[0], low), _mm256_and_si256(bytes[1], low)};
-            const __m256i second[2] = {_mm256_and_si256(_mm256_srli_epi16(bytes[0], 4), low),
-                                       _mm256_and_si256(_mm256_srli_epi16(bytes[1], 4), low)};
-#pragma GCC unroll 4
-            for (int r = 0; r < Rows; ++r) {
-                const __m256i x0 = broadcast4(p[r] + column), x1 = broadcast4(p[r] + column + 4);
-                for (int half = 0; half < 2; ++half) {
-                    const __m256i y0 = _mm256_maddubs_epi16(first[half], x0), y1 = _mm256_maddubs_epi16(second[half], x1);
-                    sums[r][half] = _mm256_add_epi16(sums[r][half], _mm256_add_epi16(y0, y1));
-                }
+        for (int r = 0; r < Rows; ++r) {
+            const __m256i x = broadcast4(p[r] + begin + 4 * quad);
+            for (int half = 0; half < 2; ++half) {
+                const __m256i y = _mm256_maddubs_epi16(q[half], x);
+                sums[r][half] = in_place(quad ? _mm256_add_epi16(sums[r][half], y) : y);
             }
         }
-        for (int r = 0; r < Rows; ++r)
-            for (int half = 0; half < 2; ++half)
-                products[r][half] = _mm256_add_epi32(products[r][half], _mm256_madd_epi16(sums[r][half], ones));
     }
+    for (int r = 0; r < Rows; ++r)
+        for (int half = 0; half < 2; ++half) products[r][half] = _mm256_madd_epi16(sums[r][half], ones);
 }
 
 // The same for 8 bits, of q - 127: signs move to the activations, so that the weights are unsigned bytes.
 template <int Rows>
-inline void add_group_8bit(const uint8_t* chunks, int32_t group_size, const int8_t* const (&p)[Rows], __m256i (&products)[Rows][2]) {
+inline void multiply_signed(const uint8_t* piece, const int8_t* const (&p)[Rows], int32_t begin, __m256i (&products)[Rows][2]) {
     const __m256i middle = _mm256_set1_epi8(127), ones = _mm256_set1_epi16(1);
-    for (int r = 0; r < Rows; ++r) products[r][0] = products[r][1] = _mm256_setzero_si256();
-    for (int32_t column = 0; column < group_size; column += 4, chunks += 64) {
-        _mm_prefetch(reinterpret_cast<const char*>(chunks + kPrefetchBytes), _MM_HINT_T0);
+#pragma GCC unroll 8
+    for (int quad = 0; quad < kColumnsPerSum / 4; ++quad) {
+        ask_for(piece + 64 * quad + kPrefetchBytes);
+        __m256i q[2], magnitude[2];
         for (int half = 0; half < 2; ++half) {
-            const __m256i q = _mm256_sub_epi8(load_bytes(chunks + 32 * half), middle);
-            const __m256i magnitude = _mm256_abs_epi8(q);
-            for (int r = 0; r < Rows; ++r) {
-                const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(broadcast4(p[r] + column), q));
-                products[r][half] = _mm256_add_epi32(products[r][half], _mm256_madd_epi16(pairs, ones));
+            q[half] = _mm256_sub_epi8(four_columns<Form::bytes>(piece, quad, half), middle);
+            magnitude[half] = _mm256_abs_epi8(q[half]);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < Rows; ++r) {
+            const __m256i x = broadcast4(p[r] + begin + 4 * quad);
+            for (int half = 0; half < 2; ++half) {
+                const __m256i pairs = _mm256_maddubs_epi16(magnitude[half], _mm256_sign_epi8(x, q[half]));
+                const __m256i product = _mm256_madd_epi16(pairs, ones);
+                products[r][half] = in_place(quad ? _mm256_add_epi32(products[r][half], product) : product);
             }
         }
     }
 }
 
-template <int Rows, int Bits>
-void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
-    const int64_t bytes = cell_bytes(matrix);
+template <int Rows, Form F>
+inline void multiply_piece(const uint8_t* piece, const int8_t* const (&p)[Rows], int32_t begin, __m256i (&products)[Rows][2]) {
+    if (F == Form::bytes)
+        multiply_signed<Rows>(piece, p, begin, products);
+    else
+        multiply_small<Rows, F>(piece, p, begin, products);
+}
+
+template <int Rows, Form F>
+inline void multiply_group(const uint8_t* piece, int32_t group_size, const int8_t* const (&p)[Rows], __m256i (&products)[Rows][2]) {
+    multiply_piece<Rows, F>(piece, p, 0, products);
+    for (int32_t begin = kColumnsPerSum; begin < group_size; begin += kColumnsPerSum) {
+        __m256i more[Rows][2];
+        multiply_piece<Rows, F>(piece + begin / kColumnsPerSum * kPieceBytes<F>, p, begin, more);
+        for (int r = 0; r < Rows; ++r)
+            for (int half = 0; half < 2; ++half) products[r][half] = _mm256_add_epi32(products[r][half], more[r][half]);
+    }
+}
+
+template <int Rows, Form F>
+void multiply_cells(const Cells& cells, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
+    const uint8_t* cell = cells.data;
     const int8_t* p[Rows];
+    const float *a[Rows], *s[Rows];
     __m256 totals[Rows][2];
     for (int r = 0; r < Rows; ++r) {
-        p[r] = x.p + (row + r) * x.padded_columns;
-        totals[r][0] = totals[r][1] = _mm256_setzero_ps();
+        p[r] = x.p + (row + r) * x.padded_columns + cells.first_group * cells.group_size;
+        a[r] = x.a + (row + r) * x.groups;
+        s[r] = x.s + (row + r) * x.groups;
+        for (int half = 0; half < 2; ++half) totals[r][half] = _mm256_load_ps(sums[r] + 8 * half);
     }
-    for (int64_t g = 0; g < x.groups; ++g, cell += bytes) {
+    for (int64_t g = cells.first_group; g < cells.first_group + cells.num_groups; ++g, cell += cells.bytes) {
+        if (F != Form::unpacked) ask_for(cell + kPrefetchBytes);
         __m256i products[Rows][2];
-        if (Bits == 4)
-            add_group_4bit<Rows>(cell + kCellHeaderBytes, matrix.group_size, p, products);
-        else
-            add_group_8bit<Rows>(cell + kCellHeaderBytes, matrix.group_size, p, products);
+        multiply_group<Rows, F>(cell + kCellHeaderBytes, cells.group_size, p, products);
         for (int half = 0; half < 2; ++half) {
             const __m256 scale = load_halves(cell + 16 * half);
             __m256 minimum = load_halves(cell + 32 + 16 * half);
-            if (Bits == 8) minimum = _mm256_fmadd_ps(scale, _mm256_set1_ps(127.0f), minimum);
+            if (F == Form::bytes) minimum = _mm256_fmadd_ps(scale, _mm256_set1_ps(127.0f), minimum);
             for (int r = 0; r < Rows; ++r) {
-                const __m256 a = _mm256_set1_ps(x.a[(row + r) * x.groups + g]);
-                const __m256 s = _mm256_set1_ps(x.s[(row + r) * x.groups + g]);
                 const __m256 product = _mm256_mul_ps(_mm256_cvtepi32_ps(products[r][half]), scale);
-                totals[r][half] = _mm256_fmadd_ps(product, a, _mm256_fmadd_ps(minimum, s, totals[r][half]));
+                const __m256 with_minimum = _mm256_fmadd_ps(minimum, _mm256_set1_ps(s[r][g]), totals[r][half]);
+                totals[r][half] = _mm256_fmadd_ps(product, _mm256_set1_ps(a[r][g]), with_minimum);
             }
         }
-        for (int r = 0; r < Rows; ++r) p[r] += matrix.group_size;
+        for (int r = 0; r < Rows; ++r) p[r] += cells.group_size;
     }
     for (int r = 0; r < Rows; ++r)
         for (int half = 0; half < 2; ++half) _mm256_store_ps(sums[r] + 8 * half, totals[r][half]);

@@ -42,23 +42,24 @@ inline __m512 load_halves(const uint8_t* bytes) {
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes)));
 }
 
-template <int Rows, int Bits>
-void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
-    const int64_t bytes = cell_bytes(matrix);
+template <int Rows, Form F>
+void multiply_cells(const Cells& cells, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
+    constexpr int32_t kColumns = F == Form::nibbles ? 8 : 4;  // of 64 bytes
+    const uint8_t* cell = cells.data;
     const __m512i low = _mm512_set1_epi8(15);
     const int8_t* p[Rows];
     __m512 totals[Rows];
     for (int r = 0; r < Rows; ++r) {
-        p[r] = x.p + (row + r) * x.padded_columns;
-        totals[r] = _mm512_setzero_ps();
+        p[r] = x.p + (row + r) * x.padded_columns + cells.first_group * cells.group_size;
+        totals[r] = _mm512_loadu_ps(sums[r]);
     }
-    for (int64_t g = 0; g < x.groups; ++g, cell += bytes) {
+    for (int64_t g = cells.first_group; g < cells.first_group + cells.num_groups; ++g, cell += cells.bytes) {
         __m512i products[Rows];
         for (int r = 0; r < Rows; ++r) products[r] = _mm512_setzero_si512();
         const uint8_t* chunks = cell + kCellHeaderBytes;
-        for (int32_t column = 0; column < matrix.group_size; column += Bits == 4 ? 8 : 4, chunks += 64) {
+        for (int32_t column = 0; column < cells.group_size; column += kColumns, chunks += 64) {
             const __m512i weights = _mm512_loadu_si512(chunks);
-            if (Bits == 8) {
+            if (F != Form::nibbles) {
                 for (int r = 0; r < Rows; ++r) products[r] = _mm512_dpbusd_epi32(products[r], weights, broadcast4(p[r] + column));
                 continue;
             }
@@ -74,7 +75,7 @@ void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const Activa
             const __m512 a = _mm512_set1_ps(x.a[(row + r) * x.groups + g]), s = _mm512_set1_ps(x.s[(row + r) * x.groups + g]);
             const __m512 product = _mm512_mul_ps(_mm512_cvtepi32_ps(products[r]), scale);
             totals[r] = _mm512_fmadd_ps(product, a, _mm512_fmadd_ps(minimum, s, totals[r]));
-            p[r] += matrix.group_size;
+            p[r] += cells.group_size;
         }
     }
     for (int r = 0; r < Rows; ++r) _mm512_storeu_ps(sums[r], totals[r]);

@@ -7,16 +7,16 @@ namespace omni {
 namespace generic {
 namespace {
 
-template <int Rows, int Bits>
-void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
-    const int32_t group_size = matrix.group_size;
-    const int64_t bytes = cell_bytes(matrix);
-    for (int64_t g = 0; g < x.groups; ++g, cell += bytes) {
+template <int Rows, Form F>
+void multiply_cells(const Cells& cells, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
+    const uint8_t* cell = cells.data;
+    for (int64_t g = cells.first_group; g < cells.first_group + cells.num_groups; ++g, cell += cells.bytes) {
         int32_t products[Rows][kBlockRows] = {};
-        for (int32_t column = 0; column < group_size; ++column)
+        for (int32_t column = 0; column < cells.group_size; ++column)
             for (int64_t lane = 0; lane < kBlockRows; ++lane) {
-                const int32_t q = quantized_value(cell + kCellHeaderBytes, Bits, column, lane);
-                for (int r = 0; r < Rows; ++r) products[r][lane] += q * x.p[(row + r) * x.padded_columns + g * group_size + column];
+                const int32_t q = quantized_value(cell + kCellHeaderBytes, F == Form::nibbles ? 4 : 8, column, lane);
+                for (int r = 0; r < Rows; ++r)
+                    products[r][lane] += q * x.p[(row + r) * x.padded_columns + g * cells.group_size + column];
             }
         uint16_t halves[2 * kBlockRows];
         memcpy(halves, cell, sizeof halves);

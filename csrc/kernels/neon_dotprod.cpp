@@ -16,52 +16,56 @@ inline float32x4_t load_halves(const uint8_t* bytes) {
     return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(reinterpret_cast<const uint16_t*>(bytes))));
 }
 
-template <int Rows, int Bits>
+// Weights of 8 bits as q - 127, so that they are signed.
+template <Form F>
+inline int8x16_t signed_weights(uint8x16_t bytes) {
+    return vreinterpretq_s8_u8(F == Form::bytes ? vsubq_u8(bytes, vdupq_n_u8(127)) : bytes);
+}
+
+template <int Rows, Form F>
 inline void add_group(const uint8_t* chunks, int32_t group_size, const int8_t* const (&p)[Rows], int32x4_t (&products)[Rows][kParts]) {
-    const uint8x16_t low = vdupq_n_u8(15), middle = vdupq_n_u8(127);
+    constexpr bool kNibbles = F == Form::nibbles;
     for (int r = 0; r < Rows; ++r)
         for (int part = 0; part < kParts; ++part) products[r][part] = vdupq_n_s32(0);
-    for (int32_t column = 0; column < group_size; column += 8) {
+    for (int32_t column = 0; column < group_size; column += 8, chunks += kNibbles ? 64 : 128) {
         int8x8_t x[Rows];
         for (int r = 0; r < Rows; ++r) x[r] = vld1_s8(p[r] + column);
         for (int part = 0; part < kParts; ++part) {
             const uint8x16_t bytes = vld1q_u8(chunks + 16 * part);
-            const uint8x16_t next = Bits == 4 ? bytes : vld1q_u8(chunks + 64 + 16 * part);
-            const int8x16_t first = vreinterpretq_s8_u8(Bits == 4 ? vandq_u8(bytes, low) : vsubq_u8(bytes, middle));
-            const int8x16_t second = vreinterpretq_s8_u8(Bits == 4 ? vshrq_n_u8(bytes, 4) : vsubq_u8(next, middle));
+            const int8x16_t first = signed_weights<F>(kNibbles ? vandq_u8(bytes, vdupq_n_u8(15)) : bytes);
+            const int8x16_t second = signed_weights<F>(kNibbles ? vshrq_n_u8(bytes, 4) : vld1q_u8(chunks + 64 + 16 * part));
             for (int r = 0; r < Rows; ++r) {
                 products[r][part] = vdotq_lane_s32(products[r][part], first, x[r], 0);
                 products[r][part] = vdotq_lane_s32(products[r][part], second, x[r], 1);
             }
         }
-        chunks += Bits == 4 ? 64 : 128;
     }
 }
 
-template <int Rows, int Bits>
-void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
-    const int64_t bytes = cell_bytes(matrix);
+template <int Rows, Form F>
+void multiply_cells(const Cells& cells, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
+    const uint8_t* cell = cells.data;
     const int8_t* p[Rows];
     float32x4_t totals[Rows][kParts];
     for (int r = 0; r < Rows; ++r) {
-        p[r] = x.p + (row + r) * x.padded_columns;
-        for (int part = 0; part < kParts; ++part) totals[r][part] = vdupq_n_f32(0);
+        p[r] = x.p + (row + r) * x.padded_columns + cells.first_group * cells.group_size;
+        for (int part = 0; part < kParts; ++part) totals[r][part] = vld1q_f32(sums[r] + 4 * part);
     }
-    for (int64_t g = 0; g < x.groups; ++g, cell += bytes) {
+    for (int64_t g = cells.first_group; g < cells.first_group + cells.num_groups; ++g, cell += cells.bytes) {
         int32x4_t products[Rows][kParts];
-        add_group<Rows, Bits>(cell + kCellHeaderBytes, matrix.group_size, p, products);
+        add_group<Rows, F>(cell + kCellHeaderBytes, cells.group_size, p, products);
         for (int part = 0; part < kParts; ++part) {
             const float32x4_t scale = load_halves(cell + 8 * part);
             float32x4_t minimum = load_halves(cell + 32 + 8 * part);
             // The 8-bit products are of q - 127.
-            if (Bits == 8) minimum = vfmaq_n_f32(minimum, scale, 127.0f);
+            if (F == Form::bytes) minimum = vfmaq_n_f32(minimum, scale, 127.0f);
             for (int r = 0; r < Rows; ++r) {
                 totals[r][part] = vfmaq_n_f32(totals[r][part], minimum, x.s[(row + r) * x.groups + g]);
                 const float32x4_t product = vmulq_f32(vcvtq_f32_s32(products[r][part]), scale);
                 totals[r][part] = vfmaq_n_f32(totals[r][part], product, x.a[(row + r) * x.groups + g]);
             }
         }
-        for (int r = 0; r < Rows; ++r) p[r] += matrix.group_size;
+        for (int r = 0; r < Rows; ++r) p[r] += cells.group_size;
     }
     for (int r = 0; r < Rows; ++r)
         for (int part = 0; part < kParts; ++part) vst1q_f32(sums[r] + 4 * part, totals[r][part]);

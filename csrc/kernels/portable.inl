@@ -15,6 +15,7 @@ namespace {
 
 typedef float Floats __attribute__((vector_size(4 * OMNI_LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * OMNI_LANES)));
+typedef int8_t Bytes __attribute__((vector_size(OMNI_LANES)));
 
 inline Floats load(const float* x) {
     Floats v;
@@ -129,27 +130,36 @@ void sigmoid(float* x, int64_t count) {
     }
 }
 
-void quantize_row(const float* x, int64_t columns, int32_t group_size, int8_t* p, float* a, float* s) {
-    const int64_t groups = divide_up(columns, group_size);
-    for (int64_t g = 0; g < groups; ++g) {
-        float group[128] = {};
-        memcpy(group, x + g * group_size, sizeof(float) * smaller(group_size, columns - g * group_size));
-        float largest = 0;
-#pragma omp simd reduction(max : largest)
-        for (int32_t i = 0; i < group_size; ++i) largest = larger(largest, group[i] < 0 ? -group[i] : group[i]);
-        const float scale = largest / 127.0f;
-        const float divisor = scale > 0 ? scale : 1.0f;
-        int32_t sum = 0;
-        int8_t* out = p + g * group_size;
-#pragma omp simd reduction(+ : sum)
-        for (int32_t i = 0; i < group_size; ++i) {
-            const int32_t value = int32_t(rounded(group[i] / divisor));
-            out[i] = int8_t(value);
-            sum += value;
-        }
-        a[g] = scale;
-        s[g] = scale * float(sum);
+// One group of `group_size` numbers, a multiple of 32.
+inline void quantize_group(const float* x, int32_t group_size, int8_t* p, float* a, float* s) {
+    Floats largest_lanes = {};
+    for (int32_t i = 0; i < group_size; i += OMNI_LANES) {
+        const Floats v = load(x + i), magnitude = v < 0 ? -v : v;
+        largest_lanes = magnitude > largest_lanes ? magnitude : largest_lanes;
     }
+    float lanes[OMNI_LANES], largest = 0;
+    store(lanes, largest_lanes);
+    for (int i = 0; i < OMNI_LANES; ++i) largest = larger(largest, lanes[i]);
+    const float scale = largest / 127.0f;
+    const Floats divisor = splat(scale > 0 ? scale : 1.0f);
+    Floats sum = {};
+    for (int32_t i = 0; i < group_size; i += OMNI_LANES) {
+        const Floats value = load(x + i) / divisor + kRounder - kRounder;
+        sum += value;
+        const Bytes bytes = __builtin_convertvector(__builtin_convertvector(value, Ints), Bytes);
+        memcpy(p + i, &bytes, sizeof bytes);
+    }
+    *a = scale;
+    *s = scale * sum_of(sum);
+}
+
+void quantize_row(const float* x, int64_t columns, int32_t group_size, int8_t* p, float* a, float* s) {
+    const int64_t whole = columns / group_size;
+    for (int64_t g = 0; g < whole; ++g) quantize_group(x + g * group_size, group_size, p + g * group_size, a + g, s + g);
+    if (whole * group_size == columns) return;
+    float rest[128] = {};
+    memcpy(rest, x + whole * group_size, sizeof(float) * (columns - whole * group_size));
+    quantize_group(rest, group_size, p + whole * group_size, a + whole, s + whole);
 }
 
 inline int32_t quantized_value(const uint8_t* chunks, int32_t bits, int64_t column, int64_t lane) {
@@ -280,7 +290,7 @@ inline void multiply(const float* a, int64_t a_stride, const float* b, int64_t b
         }
 }
 
-void multiply_rows(const float* a, int64_t a_stride, int64_t rows, const float* b, int64_t b_stride, int64_t depth, int64_t columns,
+void multiply_floats(const float* a, int64_t a_stride, int64_t rows, const float* b, int64_t b_stride, int64_t depth, int64_t columns,
                    float* c, int64_t c_stride, bool accumulate) {
     for (; rows >= 4; rows -= 4, a += 4 * a_stride, c += 4 * c_stride)
         multiply<4>(a, a_stride, b, b_stride, depth, columns, c, c_stride, accumulate);
@@ -353,7 +363,7 @@ void load_keys(const AttentionTask& t, const Tile& tile, int64_t begin, int64_t 
 
 void score(const AttentionTask& t, const Tile& tile, int64_t count, bool transposed) {
     if (transposed) {
-        multiply_rows(tile.queries, tile.padded_dim, tile.num_queries, tile.keys, kAttentionTile, t.head_dim, kAttentionTile, tile.scores,
+        multiply_floats(tile.queries, tile.padded_dim, tile.num_queries, tile.keys, kAttentionTile, t.head_dim, kAttentionTile, tile.scores,
                       kAttentionTile, false);
         return;
     }
@@ -395,7 +405,7 @@ void attention(const AttentionTask& t) {
         load_keys(t, tile, begin, count, transposed);
         score(t, tile, count, transposed);
         for (int64_t query = 0; query < tile.num_queries; ++query) soften(t, tile, query, begin, count);
-        multiply_rows(tile.scores, kAttentionTile, tile.num_queries, tile.values, tile.padded_dim, count, tile.padded_dim, tile.sums,
+        multiply_floats(tile.scores, kAttentionTile, tile.num_queries, tile.values, tile.padded_dim, count, tile.padded_dim, tile.sums,
                       tile.padded_dim, true);
     }
     for (int64_t r = 0; r < t.num_rows; ++r)
@@ -423,39 +433,88 @@ void join_attention(const float* sums, int64_t part_stride, const float* max_and
     for (int32_t d = 0; d < head_dim; ++d) out[d] *= normaliser;
 }
 
-// The arm's own part: a tile of at most kTileRows rows of activations times one row block.
+// The arm's own part: a tile of at most kTileRows rows of activations times cells of one row block.
 constexpr int kTileRows = 4;
 
-template <int Rows, int Bits>
-void multiply_cells(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]);
+// How a cell has its weights: 4 bits or 8 bits as README.md draws them, or 4 bits in the place that 8 bits have.
+enum class Form { nibbles, bytes, unpacked };
 
-template <int Rows>
-inline void multiply_block(const omni_matrix& matrix, const uint8_t* cell, const Activations& x, int64_t row, float (*sums)[kBlockRows]) {
-    if (matrix.bits == 4)
-        multiply_cells<Rows, 4>(matrix, cell, x, row, sums);
+// Consecutive cells of a row block, for the groups `first_group` and on of a row.
+struct Cells {
+    const uint8_t* data;
+    int64_t bytes;  // of a cell
+    int64_t first_group, num_groups;
+    int32_t group_size;
+};
+
+// Adds to `sums`.
+template <int Rows, Form F>
+void multiply_cells(const Cells& cells, const Activations& x, int64_t row, float (*sums)[kBlockRows]);
+
+template <Form F>
+inline void multiply_tile(const Cells& cells, const Activations& x, int64_t row, int64_t rows, float (*sums)[kBlockRows]) {
+    if (rows == 4) multiply_cells<4, F>(cells, x, row, sums);
+    if (rows == 3) multiply_cells<3, F>(cells, x, row, sums);
+    if (rows == 2) multiply_cells<2, F>(cells, x, row, sums);
+    if (rows == 1) multiply_cells<1, F>(cells, x, row, sums);
+}
+
+template <Form F>
+void multiply_tiles(const Cells& cells, const Activations& x, int64_t row, int64_t rows, float (*sums)[kBlockRows]) {
+    for (int64_t r = 0; r < rows; r += kTileRows) multiply_tile<F>(cells, x, row + r, smaller(kTileRows, rows - r), sums + r);
+}
+
+// Unpacked weights that fit the first-level cache beside a tile of activations, and the rows from which unpacking pays.
+constexpr int64_t kUnpackedBytes = 16 << 10;
+constexpr int64_t kRowsToUnpack = 12;
+
+void unpack_cell(const uint8_t* cell, int64_t bytes, uint8_t* out) {
+    memcpy(out, cell, kCellHeaderBytes);
+    out += kCellHeaderBytes;
+    for (const uint8_t* chunk = cell + kCellHeaderBytes; chunk < cell + bytes; chunk += 64, out += 128) {
+        for (int i = 0; i < 64; ++i) out[i] = chunk[i] & 15;
+        for (int i = 0; i < 64; ++i) out[64 + i] = chunk[i] >> 4;
+    }
+}
+
+// Groups that fit the cache are unpacked once for all rows. Sums are the same to the last bit.
+void multiply_unpacked(const Cells& cells, const Activations& x, int64_t row, int64_t rows, float (*sums)[kBlockRows]) {
+    alignas(64) uint8_t unpacked[kUnpackedBytes];
+    Cells part = {unpacked, kCellHeaderBytes + kBlockRows * cells.group_size, 0, 0, cells.group_size};
+    for (; part.first_group < cells.num_groups; part.first_group += part.num_groups) {
+        part.num_groups = smaller(kUnpackedBytes / part.bytes, cells.num_groups - part.first_group);
+        for (int64_t i = 0; i < part.num_groups; ++i)
+            unpack_cell(cells.data + (part.first_group + i) * cells.bytes, cells.bytes, unpacked + i * part.bytes);
+        multiply_tiles<Form::unpacked>(part, x, row, rows, sums);
+    }
+}
+
+void multiply_rows(const Cells& cells, int32_t bits, const Activations& x, int64_t row, int64_t rows, float (*sums)[kBlockRows]) {
+    memset(sums, 0, sizeof(float) * kBlockRows * rows);
+    if (bits == 8)
+        multiply_tiles<Form::bytes>(cells, x, row, rows, sums);
+    else if (rows < kRowsToUnpack)
+        multiply_tiles<Form::nibbles>(cells, x, row, rows, sums);
     else
-        multiply_cells<Rows, 8>(matrix, cell, x, row, sums);
+        multiply_unpacked(cells, x, row, rows, sums);
 }
 
-void write_block(const float (*sums)[kBlockRows], int64_t rows, int64_t columns, float* out, int64_t out_stride, bool accumulate) {
-    for (int64_t r = 0; r < rows; ++r)
-        for (int64_t i = 0; i < columns; ++i) out[r * out_stride + i] = (accumulate ? out[r * out_stride + i] : 0.0f) + sums[r][i];
-}
+// Rows whose sums are kept while a row block's weights pass.
+constexpr int64_t kRowsAtOnce = 128;
 
 void gemm(const omni_matrix& matrix, const Activations& x, int64_t row_begin, int64_t row_end, int64_t block_begin, int64_t block_end,
           float* out, int64_t out_stride, bool accumulate) {
-    const int64_t block_bytes = num_groups(matrix) * cell_bytes(matrix);
+    alignas(64) float sums[kRowsAtOnce][kBlockRows];
+    Cells cells = {nullptr, cell_bytes(matrix), 0, num_groups(matrix), matrix.group_size};
     for (int64_t block = block_begin; block < block_end; ++block) {
-        const uint8_t* cell = matrix.data + block * block_bytes;
+        cells.data = matrix.data + block * cells.num_groups * cells.bytes;
         const int64_t columns = smaller(kBlockRows, matrix.rows - block * kBlockRows);
-        for (int64_t row = row_begin; row < row_end; row += kTileRows) {
-            alignas(64) float sums[kTileRows][kBlockRows] = {};
-            const int64_t rows = smaller(kTileRows, row_end - row);
-            if (rows == 4) multiply_block<4>(matrix, cell, x, row, sums);
-            if (rows == 3) multiply_block<3>(matrix, cell, x, row, sums);
-            if (rows == 2) multiply_block<2>(matrix, cell, x, row, sums);
-            if (rows == 1) multiply_block<1>(matrix, cell, x, row, sums);
-            write_block(sums, rows, columns, out + (row - row_begin) * out_stride + block * kBlockRows, out_stride, accumulate);
+        float* results = out + block * kBlockRows;
+        for (int64_t row = row_begin; row < row_end; row += kRowsAtOnce) {
+            const int64_t rows = smaller(kRowsAtOnce, row_end - row);
+            multiply_rows(cells, matrix.bits, x, row, rows, sums);
+            for (int64_t r = 0; r < rows; ++r, results += out_stride)
+                for (int64_t i = 0; i < columns; ++i) results[i] = (accumulate ? results[i] : 0.0f) + sums[r][i];
         }
     }
 }
