@@ -99,6 +99,9 @@ VARIABLES: Mapping[str, Variable] = MappingProxyType(
         "VLLM_OMNI_SHIM_NGRAM_DRAFTS": Variable(
             True, parse_bool, "Search n-gram drafts without numba where it is not installed."
         ),
+        "VLLM_OMNI_SHIM_PROCESS_GROUPS": Variable(
+            True, parse_bool, "Make the process groups of the one process without gloo's threads."
+        ),
         "VLLM_OMNI_TARGET_DEVICE": Variable(
             None,
             parse_choice(("cpu", "cuda")),

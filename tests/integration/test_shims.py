@@ -129,3 +129,26 @@ tokens = np.zeros((2, 64), np.int32)
 tokens[0, :7] = [4, 5, 6, 7, 8, 4, 5]
 print(NgramProposer(config).propose(3, [[5], []], np.array([7, 0], np.int32), tokens))"""
     assert run(script) == "[[6, 7, 8], []]"
+
+
+GROUPS = """
+from pathlib import Path
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed.parallel_state import ensure_model_parallel_initialized, init_distributed_environment
+from vllm.utils.network_utils import get_file_store_init_method
+from vllm_omni.platforms.cpu.shims.process_groups import process_groups
+
+with set_current_vllm_config(VllmConfig()), process_groups(1):
+    init_distributed_environment(1, 0, get_file_store_init_method(), 0, "gloo")
+    ensure_model_parallel_initialized(1, 1)
+print(sum("gloo" in path.read_text() for path in Path("/proc/self/task").glob("*/comm")))"""
+
+
+def test_vllm_alone_makes_gloo_groups_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When this fails, vLLM is fixed and the shim `process_groups` can go."""
+    monkeypatch.setenv("VLLM_OMNI_SHIM_PROCESS_GROUPS", "0")
+    assert int(run(GROUPS)) > 10
+
+
+def test_with_the_shim_vllms_groups_have_no_threads() -> None:
+    assert run(GROUPS) == "0"

@@ -11,6 +11,7 @@ from vllm_omni.edge.memory import anonymous_bytes
 from vllm_omni.model_executor.models.decoder.model import OmniDecoderForCausalLM
 from vllm_omni.platforms.cpu.shims.embedding_pack import embedding_pack
 from vllm_omni.platforms.cpu.shims.ngram_drafts import ngram_drafts_without_numba
+from vllm_omni.platforms.cpu.shims.process_groups import process_groups
 from vllm_omni.worker.cpu_model_runner import OmniCPUModelRunner
 
 logger = logging.getLogger("vllm_omni.worker")
@@ -20,10 +21,11 @@ class OmniCPUWorker(CPUWorker):
     """vLLM's CPU worker with a report of what was requested and what was allocated."""
 
     def init_device(self) -> None:
-        """Constructs the model runner, with n-gram drafts also where numba is not installed."""
+        """Constructs process groups and model runner, n-gram drafts also where numba is not installed."""
         if self.speculative_config is not None and self.speculative_config.method == "ngram":
             ngram_drafts_without_numba()
-        super().init_device()
+        with process_groups(self.parallel_config.world_size_across_dp):
+            super().init_device()
 
     def load_model(self, **arguments: Any) -> None:
         """Loads the weights and logs how long it took and what the process has allocated since its start."""

@@ -43,6 +43,7 @@ ABORT_SHARE = 0.1
 ENGINE_SHARE = 0.3
 CONNECTIONS_SHARE = 0.2
 ENGINE_WATCH_INTERVAL_S = 1.0
+DATE_HEADER_INTERVAL_S = 1.0
 IDLE_POLL_S = 0.02
 
 
@@ -146,10 +147,22 @@ class _Server(uvicorn.Server):
         self.admission: AdmissionMiddleware | None = None
         self.exit_code = 0
         self._stop = asyncio.Event()
+        self._close = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def main_loop(self) -> None:
+        """Keeps the Date header current until the connections are to be closed.
+
+        uvicorn's own loop wakes ten times a second to see whether that is so.
+        """
+        while not self._close.is_set():
+            await self.on_tick(0)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DATE_HEADER_INTERVAL_S):
+                    await self._close.wait()
 
     async def run(self) -> int:  # type: ignore[override]
         loop = asyncio.get_running_loop()
@@ -236,7 +249,7 @@ class _Server(uvicorn.Server):
         """Opens the gateway; an engine that could not start ends the server with its error."""
         error = starting.exception()
         if error is not None:
-            self.should_exit = True
+            self._close.set()
             raise error
         self.gateway.install(starting.result(), self._health)
         host, port = self.sock.getsockname()[:2]
@@ -267,7 +280,7 @@ class _Server(uvicorn.Server):
         self.gateway.begin_shutdown()
         if self.omni is not None:
             await self._end_engine(self.omni)
-        self.should_exit = True
+        self._close.set()
 
     async def _end_engine(self, omni: "AsyncOmni") -> None:
         limit_s = self.deployment.config.orchestrator.shutdown_timeout_s
