@@ -84,24 +84,28 @@ def parse_rss_anon(status: str) -> int | None:
 
 
 def rss_anon_bytes(processes: Iterable[Process], root: Path = PROC) -> int:
-    """Sum of `RssAnon` over `processes`.
+    """Sum of `RssAnon` over `processes`; those that have ended or are about to have none.
 
     Raises:
-        HardwareError: The kernel does not report `RssAnon` for a process that is alive.
+        HardwareError: The kernel does not report `RssAnon`.
     """
-    total = 0
-    for process in processes:
-        try:
-            status = (root / str(process.pid) / "status").read_text()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        size = parse_rss_anon(status)
-        if size is None and read_process(process.pid, root) is not None:
-            raise HardwareError(
-                f"{root}/{process.pid}/status has no RssAnon line; memory is compared by it, so use Linux 4.5 or later"
-            )
-        total += size or 0
-    return total
+    return sum(_rss_anon_of(process.pid, root) for process in processes)
+
+
+def _rss_anon_of(pid: int, root: Path) -> int:
+    try:
+        status = (root / str(pid) / "status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    size = parse_rss_anon(status)
+    if size is not None:
+        return size
+    # A process that ends gives its memory back before it becomes a zombie; all lines on memory are gone then.
+    if "\nVmRSS:" in status:
+        raise HardwareError(
+            f"{root}/{pid}/status has no RssAnon line; memory is compared by it, so use Linux 4.5 or later"
+        )
+    return 0
 
 
 def busy_percent(before: Iterable[Process], after: Iterable[Process], elapsed_s: float, ticks_per_s: int) -> float:

@@ -19,13 +19,16 @@ class FakeProc:
         name: str = "python",
         start: int = 7,
         state: str = "S",
+        has_memory: bool = True,
     ) -> "FakeProc":
+        """`rss_anon_kib` None: a kernel that does not report it; `has_memory` False: a process that is ending."""
         directory = self.path / str(pid)
         directory.mkdir(exist_ok=True)
         middle = f"{pid} {pid} 0 -1 4194560 1 2 3 4 {ticks[0]} {ticks[1]} 900 901 20 0 5 0"
         (directory / "stat").write_text(f"{pid} ({name}) {state} {parent} {middle} {start} 1000 200\n")
-        memory = "" if rss_anon_kib is None else f"RssAnon:\t{rss_anon_kib:8d} kB\n"
-        (directory / "status").write_text(f"Name:\t{name}\nVmRSS:\t  999999 kB\n{memory}RssFile:\t   123456 kB\n")
+        anonymous = "" if rss_anon_kib is None else f"RssAnon:\t{rss_anon_kib:8d} kB\n"
+        memory = f"VmRSS:\t  999999 kB\n{anonymous}RssFile:\t   123456 kB\n" if has_memory else ""
+        (directory / "status").write_text(f"Name:\t{name}\n{memory}Threads:\t1\n")
         return self
 
 

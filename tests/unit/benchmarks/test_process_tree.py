@@ -1,5 +1,7 @@
+import errno
 import os
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,10 +82,31 @@ def test_a_process_that_ended_since_the_tree_was_read_counts_nothing(proc: Any) 
     assert rss_anon_bytes(tree, proc.path) == 100 * 1024
 
 
-def test_a_process_that_became_a_zombie_counts_nothing(proc: Any) -> None:
+@pytest.mark.parametrize("state", ["Z", "R"])
+def test_a_process_that_has_given_its_memory_back_counts_nothing(proc: Any, state: str) -> None:
+    """It is a zombie, or about to become one: the kernel frees the memory first, and changes the state later."""
+    proc.add(10, 1, rss_anon_kib=100).add(11, 10, rss_anon_kib=20)
+    tree = process_tree(10, proc.path)
+    proc.add(11, 10, state=state, has_memory=False)
+    assert rss_anon_bytes(tree, proc.path) == 100 * 1024
+
+
+def test_a_process_that_ends_while_it_is_read_counts_nothing(proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     tree = process_tree(10, proc.add(10, 1, rss_anon_kib=100).path)
-    proc.add(10, 1, rss_anon_kib=None, state="Z")
+    monkeypatch.setattr(Path, "read_text", ended)
     assert rss_anon_bytes(tree, proc.path) == 0
+
+
+def ended(path: Path) -> str:
+    raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH), str(path))
+
+
+def test_other_errors_are_not_taken_for_an_end(proc: Any) -> None:
+    tree = process_tree(10, proc.add(10, 1, rss_anon_kib=100).path)
+    (proc.path / "10/status").unlink()
+    (proc.path / "10/status").mkdir()
+    with pytest.raises(IsADirectoryError):
+        rss_anon_bytes(tree, proc.path)
 
 
 def test_a_live_process_without_rss_anon_is_an_error(proc: Any) -> None:
