@@ -19,10 +19,6 @@ from vllm_omni.quantization.artifact_cache import cached_artifact
 
 logger = logging.getLogger("vllm_omni.quantization")
 
-# What the native core computes (`csrc/checks.cpp`).
-HEAD_DIM_MULTIPLE = 8
-MAX_HEAD_DIM = 512
-
 
 def packed_deployment(given: Deployment, resolve: Callable[[str], Deployment]) -> Deployment:
     """The deployment to run.
@@ -70,9 +66,7 @@ def _require_packable(given: Deployment) -> None:
     """Raises ConfigError where the decoder stack cannot compute the model, before anything is packed."""
     config = read_json(given.facts.path / "config.json", required=True)
     architectures = given.facts.architectures
-    shape = decodable_shape({**config, SOURCE_ARCHITECTURE_KEY: architectures[0] if architectures else None})
-    if shape.head_dim % HEAD_DIM_MULTIPLE or shape.head_dim > MAX_HEAD_DIM:
-        raise ConfigError(f"head_dim is {shape.head_dim}, accepted: multiples of {HEAD_DIM_MULTIPLE} to {MAX_HEAD_DIM}")
+    decodable_shape({**config, SOURCE_ARCHITECTURE_KEY: architectures[0] if architectures else None})
     _require_artifact_values(given)
 
 

@@ -1,7 +1,9 @@
-"""A one-layer artifact."""
+"""Artifacts of one layer."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,18 +31,23 @@ SHAPE: DecoderShape = shape_of(ARTIFACT_CONFIG)
 EMBEDDING = ("model.embed_tokens.weight", 40, 64)
 
 
-@pytest.fixture
-def artifact_directory(tmp_path: Path) -> Path:
-    """An artifact whose matrices hold random bytes and whose vectors count up from 1."""
+def write_artifact(directory: Path, config: Mapping[str, Any]) -> Path:
+    """An artifact of `config`, whose matrices hold random bytes and whose vectors count up from 1."""
     random = np.random.default_rng(3)
-    matrices = {name: MatrixFormat(rows, columns, 4, 32) for name, rows, columns in SHAPE.layer_matrices(0).values()}
+    shape = shape_of(config)
+    matrices = {name: MatrixFormat(rows, columns, 4, 32) for name, rows, columns in shape.layer_matrices(0).values()}
     matrices[EMBEDDING[0]] = MatrixFormat(*EMBEDDING[1:], 8, 64)
-    vectors = dict(SHAPE.layer_vectors(0).values()) | {"model.norm.weight": 64}
-    file = ArtifactFile(tmp_path, matrices, {name: TensorEntry("F32", (size,)) for name, size in vectors.items()})
+    vectors = dict(shape.layer_vectors(0).values()) | {"model.norm.weight": 64}
+    file = ArtifactFile(directory, matrices, {name: TensorEntry("F32", (size,)) for name, size in vectors.items()})
     file.prepare()
     for name, each in matrices.items():
         file.write(name, [random.integers(0, 256, each.num_bytes, dtype=np.uint8)])
     for name, size in vectors.items():
         file.write(name, [np.arange(1, size + 1, dtype=np.float32)])
-    (tmp_path / "config.json").write_text(json.dumps(ARTIFACT_CONFIG))
-    return tmp_path
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.fixture
+def artifact_directory(tmp_path: Path) -> Path:
+    return write_artifact(tmp_path, ARTIFACT_CONFIG)

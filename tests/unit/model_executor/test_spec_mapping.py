@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from vllm_omni.errors import ConfigError
-from vllm_omni.model_executor.models.decoder.spec_mapping import FAMILIES, shape_of
+from vllm_omni.model_executor.models.decoder.spec_mapping import FAMILIES, decodable_shape, shape_of
 
 CONFIG: dict[str, Any] = {
     "omni_source_architecture": "LlamaForCausalLM",
@@ -98,3 +98,28 @@ def test_a_tied_model_uses_its_embedding_as_output_layer() -> None:
 def test_what_the_stack_cannot_compute_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         shape_of(CONFIG | changes)
+
+
+def test_what_can_be_decoded() -> None:
+    assert decodable_shape(CONFIG) == shape_of(CONFIG)
+
+
+SLIDING = {"omni_source_architecture": "Qwen3ForCausalLM", "use_sliding_window": True, "sliding_window": 8}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"head_dim": 20}, "head_dim is 20; accepted in packed weights: multiples of 8 up to 512"),
+        ({"head_dim": 1024}, "head_dim is 1024; accepted"),
+        ({"partial_rotary_factor": 1.5}, "24 of 16 head dimensions are rotated; accepted: at most all of them"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type is 'longrope'; accepted: default"),
+        (family("Mistral", sliding_window=-1), "sliding_window is -1; accepted: a whole number"),
+        (family("Mistral", sliding_window=8.5), "sliding_window is 8.5; accepted: a whole number"),
+        (SLIDING | {"max_window_layers": "all"}, "max_window_layers is 'all'; accepted: a whole number"),
+        (SLIDING | {"layer_types": ["full_attention"] * 3}, "layer_types names 3 layers, num_hidden_layers is 4"),
+    ],
+)
+def test_what_cannot_be_decoded_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        decodable_shape(CONFIG | changes)

@@ -14,6 +14,10 @@ from vllm_omni.quantization.artifact import SOURCE_ARCHITECTURE_KEY
 # `hidden_act` to the stack's name of it. GELU is the exact one, with erf.
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu"}
 
+# Heads that the native core computes (`csrc/checks.cpp`).
+HEAD_DIM_MULTIPLE = 8
+MAX_HEAD_DIM = 512
+
 EMBEDDING = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
@@ -115,15 +119,25 @@ def shape_of(config: Mapping[str, Any]) -> DecoderShape:
 
 
 def decodable_shape(config: Mapping[str, Any]) -> DecoderShape:
-    """As `shape_of`, of a model whose position embeddings the stack computes too.
+    """As `shape_of`, of a model that the stack computes too, whichever path runs it.
 
     Raises:
-        ConfigError: As `shape_of`; or the RoPE type is not known.
+        ConfigError: As `shape_of`; or heads are of another size than the native core takes, or the position embeddings
+            are not known.
     """
     from vllm_omni.model_executor.models.decoder.rope import rope_table
 
     shape = shape_of(config)
-    rope_table(config, shape.head_dim, num_positions=1)
+    if shape.head_dim % HEAD_DIM_MULTIPLE or shape.head_dim > MAX_HEAD_DIM:
+        raise ConfigError(
+            f"config.json: head_dim is {shape.head_dim}; accepted in packed weights: multiples of {HEAD_DIM_MULTIPLE} "
+            f"up to {MAX_HEAD_DIM}. Serve the checkpoint unpacked"
+        )
+    rotary_dim = rope_table(config, shape.head_dim, num_positions=1).shape[1]
+    if rotary_dim > shape.head_dim:
+        raise ConfigError(
+            f"config.json: {rotary_dim} of {shape.head_dim} head dimensions are rotated; accepted: at most all of them"
+        )
     return shape
 
 
@@ -156,11 +170,11 @@ def _common(config: Mapping[str, Any]) -> DecoderShape:
     )
 
 
-def _count(config: Mapping[str, Any], key: str, default: int | None = None) -> int:
+def _count(config: Mapping[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
     value = config.get(key)
     value = default if value is None else value
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"config.json: {key} is {value!r}; accepted: a whole number, 1 or more")
+    if type(value) is not int or value < least:
+        raise ConfigError(f"config.json: {key} is {value!r}; accepted: a whole number, {least} or more")
     return value
 
 
@@ -182,17 +196,21 @@ def _qwen3(config: Mapping[str, Any], common: DecoderShape) -> DecoderShape:
 
 
 def _mistral(config: Mapping[str, Any], common: DecoderShape) -> DecoderShape:
-    window = config.get("sliding_window") or 0
-    return replace(common, windows=(window,) * common.num_layers)
+    return replace(common, windows=(_count(config, "sliding_window", 0, least=0),) * common.num_layers)
 
 
 def _layer_windows(config: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     """Qwen's rule: layers from `max_window_layers` on have the window, unless `layer_types` says which do."""
-    window = config.get("sliding_window") if config.get("use_sliding_window") else None
+    window = _count(config, "sliding_window", 0, least=0) if config.get("use_sliding_window") else 0
     if not window:
         return (0,) * num_layers
-    first = config.get("max_window_layers", num_layers)
+    first = _count(config, "max_window_layers", num_layers, least=0)
     types = config.get("layer_types") or ["full_attention"] * first + ["sliding_attention"] * num_layers
+    if len(types) < num_layers:
+        raise ConfigError(
+            f"config.json: layer_types names {len(types)} layers, num_hidden_layers is {num_layers}; accepted: one "
+            "name for each layer. The checkpoint is damaged"
+        )
     return tuple(window if kind == "sliding_attention" else 0 for kind in types[:num_layers])
 
 
