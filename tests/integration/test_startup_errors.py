@@ -36,8 +36,8 @@ class Outcome:
 
 
 def serve(*arguments: str) -> Outcome:
-    """Runs `serve` in a fresh process that is expected to refuse its input."""
-    command = [sys.executable, "-c", SCRIPT, "serve", *arguments]
+    """Runs `serve` in a fresh process that is expected to refuse its input, on any free port unless one is given."""
+    command = [sys.executable, "-c", SCRIPT, "serve", "--port", "0", *arguments]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert "Traceback" not in run.stderr
     loaded, processor_s = run.stdout.strip().splitlines()[-2:]
@@ -172,13 +172,18 @@ def test_wrong_flags(smollm2: Path, flags: list[str], parts: list[str]) -> None:
     expect_error([str(smollm2), *flags], *parts)
 
 
-def test_a_port_in_use(smollm2_artifact: Path) -> None:
+def test_a_port_in_use_is_found_before_a_checkpoint_is_packed(
+    smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_OMNI_CACHE_DIR", str(tmp_path))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        expect_error([str(smollm2_artifact), "--port", port], f"127.0.0.1:{port}", "in use", "--port")
+        expect_error([str(smollm2), "--port", port], f"127.0.0.1:{port}", "in use", "--port")
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_an_address_of_another_machine(smollm2_artifact: Path) -> None:
-    expect_error([str(smollm2_artifact), "--host", "192.0.2.1"], "192.0.2.1", "--host")
+def test_an_address_of_another_machine(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_OMNI_CACHE_DIR", str(tmp_path))
+    expect_error([str(smollm2), "--host", "192.0.2.1"], "192.0.2.1", "--host")

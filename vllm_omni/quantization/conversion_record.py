@@ -36,7 +36,7 @@ class ConversionRecord:
         dtype: Type of the unquantized tensors, such as `bfloat16`.
         source: Source file name to its content.
         files: Path relative to the directory, with `/`, to its content; every file but the record itself.
-        settings: Further facts of the method; informative, never checked.
+        settings: Further facts of the method; nothing in a directory is checked against them.
         tool_version: Version of this package that wrote the directory.
     """
 
@@ -96,7 +96,7 @@ def read_record(directory: Path) -> ConversionRecord | None:
         dtype=_text(path, document, "dtype"),
         source=_entries(path, document, "source"),
         files=_entries(path, document, "files"),
-        settings=document.get("settings", {}),
+        settings=_object(path, {"settings": {}} | document, "settings"),
         tool_version=_text(path, document, "tool_version"),
     )
 
@@ -112,11 +112,15 @@ def _text(path: Path, document: dict[str, Any], key: str) -> str:
     return value
 
 
+def _object(path: Path, document: dict[str, Any], key: str) -> dict[str, Any]:
+    value = document.get(key)
+    if not isinstance(value, dict):
+        raise _damaged(path, f"{key} is {value!r}, accepted: an object")
+    return value
+
+
 def _entries(path: Path, document: dict[str, Any], key: str) -> dict[str, FileEntry]:
-    table = document.get(key)
-    if not isinstance(table, dict):
-        raise _damaged(path, f"{key} is {table!r}, accepted: an object of file names")
-    return {name: _entry(path, name, value) for name, value in table.items()}
+    return {name: _entry(path, name, value) for name, value in _object(path, document, key).items()}
 
 
 def _entry(path: Path, name: str, value: Any) -> FileEntry:

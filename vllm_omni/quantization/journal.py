@@ -4,6 +4,7 @@
     other lines   name of one complete tensor each
 
 A line is written after the tensor's bytes have reached the disk. A last line without its newline is not counted.
+`output_directory.resumable_directory` removes the journal when the conversion has its final name.
 """
 
 import json
@@ -54,10 +55,6 @@ class Journal:
         self._append(name)
         self.done.add(name)
 
-    def remove(self) -> None:
-        """Deletes the file: the conversion is complete."""
-        self._path.unlink()
-
     def _append(self, line: str) -> None:
         with self._path.open("a", encoding="utf-8") as stream:
             stream.write(line + "\n")
@@ -86,7 +83,8 @@ def _difference(text: str, key: Mapping[str, Any]) -> str:
 
 
 def _empty(directory: Path) -> None:
-    for path in directory.iterdir():
+    """Removes what is there, the journal last: without it a directory is not ours to empty."""
+    for path in sorted(directory.iterdir(), key=lambda path: path.name == JOURNAL_NAME):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:

@@ -1,8 +1,9 @@
 """An output directory that appears complete or not at all.
 
 A conversion writes into `DIR.partial` and the directory is renamed when everything is on disk. What a long conversion
-leaves behind when it is stopped can be continued. A directory that is
-already there is replaced only on request, and only if a conversion of ours made it.
+leaves behind when it is stopped, at whatever instant, is continued by the same call: its journal stays until the
+directory has its final name. A directory that is already there is replaced only on request, and only if a conversion of
+ours made it.
 """
 
 import fcntl
@@ -16,6 +17,8 @@ from vllm_omni.errors import ConfigError
 from vllm_omni.quantization.conversion_record import RECORD_NAME
 
 PARTIAL_SUFFIX = ".partial"
+# Of what `--overwrite` replaces, while it is being replaced.
+REPLACED_SUFFIX = ".vllm-omni-replaced"
 # Room for the small files beside the weights: tokenizer, configuration, record.
 SMALL_FILES_BYTES = 32 << 20
 
@@ -55,19 +58,21 @@ def resumable_directory(out: Path, overwrite: bool, weight_bytes: int, journal_n
         out: The directory to make; its parents are created.
         overwrite: Replace `out` if it exists and holds a conversion record.
         weight_bytes: Bytes that the directory will hold, checked against the free space first.
-        journal_name: The file by which a directory that may be continued is known.
+        journal_name: The file by which a directory that may be continued is known; written in the block, removed here.
 
     Raises:
         ConfigError: `out` exists and may not be replaced, `out.partial` is in use or is not one to continue, or
             writing is impossible, also when that happens inside the block.
     """
     out = Path(os.path.abspath(out))
+    _remove_journal(out, journal_name)
     _require_replaceable(out, overwrite)
     partial = out.with_name(out.name + PARTIAL_SUFFIX)
     descriptor = _create_or_lock(partial, weight_bytes, journal_name)
     try:
         with _published(partial, out):
             yield partial
+        _remove_journal(out, journal_name)
     finally:
         os.close(descriptor)
 
@@ -77,7 +82,8 @@ def _published(partial: Path, out: Path) -> Iterator[None]:
     """Makes `partial` `out` when the block ends without an error and everything is on disk."""
     try:
         yield
-        _sync(partial)
+        for path in [*partial.rglob("*"), partial]:
+            _sync(path)
         _publish(partial, out)
     except OSError as error:
         raise _cannot_write(out, error) from error
@@ -137,23 +143,41 @@ def _create_or_lock(partial: Path, weight_bytes: int, journal_name: str) -> int:
     return descriptor
 
 
-def _sync(directory: Path) -> None:
-    for path in [*directory.rglob("*"), directory]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def _sync(path: Path) -> None:
+    """Waits until a file's bytes, or the names in a directory, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _publish(partial: Path, out: Path) -> None:
-    if not out.exists():
-        partial.rename(out)
-        return
-    replaced = out.with_name(f".{out.name}.replaced-{os.getpid()}")
-    out.rename(replaced)
+    # An earlier run may have been killed between any two of these lines.
+    replaced = out.with_name(f".{out.name}{REPLACED_SUFFIX}")
+    if out.exists():
+        _remove_tree(replaced)
+        out.rename(replaced)
     partial.rename(out)
-    shutil.rmtree(replaced)
+    _sync(out.parent)
+    _remove_tree(replaced)
+
+
+def _remove_tree(path: Path) -> None:
+    if path.exists():
+        shutil.rmtree(path)
+
+
+def _remove_journal(out: Path, journal_name: str) -> None:
+    """Does the last step of a conversion, also of one that was killed before it."""
+    journal = out / journal_name
+    if not (out / RECORD_NAME).is_file() or not journal.is_file():
+        return
+    try:
+        # Another run may be doing it at this moment.
+        journal.unlink(missing_ok=True)
+    except OSError as error:
+        raise _cannot_write(journal, error) from error
 
 
 def _cannot_write(path: Path, error: OSError) -> ConfigError:

@@ -132,6 +132,7 @@ def quantize(
     overwrite: bool = False,
     progress: Progress | None = None,
     make_runner: MakeRunner | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> ConversionRecord:
     """Writes the planned directory; it appears under its name only when it is complete.
 
@@ -141,6 +142,7 @@ def quantize(
         overwrite: Replace `out` if a conversion wrote it.
         progress: Called with a tensor's name and the bytes written for it; for tensors of an earlier run at once.
         make_runner: Makes what runs the layers; needed where the settings have a calibration text.
+        facts: Further entries of the record's `settings`, JSON values.
 
     Raises:
         ConfigError: `out` exists and may not be replaced, is being written by another run, or cannot be written.
@@ -156,9 +158,8 @@ def quantize(
         run.write_all(make_runner)
         plan.source.write_side_files(directory)
         write_json(directory / "config.json", artifact_config(plan, file.num_bytes))
-        record = _record(plan, source, hash_directory(directory), file.num_bytes)
+        record = _record(plan, source, hash_directory(directory), file.num_bytes, facts or {})
         write_record(directory, record)
-        journal.remove()
     return record
 
 
@@ -259,7 +260,11 @@ def _journal_key(plan: QuantizePlan, source: Mapping[str, FileEntry], header: by
 
 
 def _record(
-    plan: QuantizePlan, source: Mapping[str, FileEntry], files: dict[str, FileEntry], file_bytes: int
+    plan: QuantizePlan,
+    source: Mapping[str, FileEntry],
+    files: dict[str, FileEntry],
+    file_bytes: int,
+    facts: Mapping[str, Any],
 ) -> ConversionRecord:
     files.pop(JOURNAL_NAME, None)
     dominant, text = plan.dominant_format, plan.settings.calibration_text
@@ -276,6 +281,7 @@ def _record(
             "kept_matrices": len(plan.kept),
             "bits_per_weight": round(8 * file_bytes / plan.num_weights, 4),
             "weight_file": WEIGHT_FILE_NAME,
+            **facts,
         },
     )
 

@@ -58,6 +58,7 @@ def test_hash_directory_takes_known_entries_and_skips_the_record(tmp_path: Path)
         ({"files": {"/x": {"sha256": "a" * 64, "bytes": 1}}}, "'/x' leaves the directory"),
         ({"files": {"x": {"sha256": "abc", "bytes": 1}}}, "the entry of 'x'"),
         ({"source": {"x": 7}}, "the entry of 'x' is 7"),
+        ({"settings": [1]}, r"settings is \[1\], accepted: an object"),
     ],
 )
 def test_an_unusable_field_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:

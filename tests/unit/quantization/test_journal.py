@@ -1,4 +1,5 @@
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,18 @@ def test_an_unreadable_journal_starts_over(tmp_path: Path, content: bytes, caplo
 
 
 def test_an_empty_directory_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Journal(tmp_path, KEY).remove()
-    assert list(tmp_path.iterdir()) == []
+    Journal(tmp_path, KEY)
     assert caplog.records == []
+
+
+def test_starting_over_removes_the_journal_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that holds files and no journal is taken for somebody else's, also after a kill at that moment."""
+    Journal(tmp_path, KEY).add("x")
+    for name in ("a", "z"):
+        (tmp_path / name).write_text("data")
+    monkeypatch.setattr(Path, "iterdir", lambda path: (path / name for name in sorted(os.listdir(path))))
+    removed: list[str] = []
+    unlink = Path.unlink
+    monkeypatch.setattr(Path, "unlink", lambda path, **_: (removed.append(path.name), unlink(path))[1])
+    Journal(tmp_path, KEY | {"method": "gptq"})
+    assert removed == ["a", "z", JOURNAL_NAME]

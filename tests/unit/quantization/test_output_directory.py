@@ -1,7 +1,11 @@
+import contextlib
 import errno
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -104,7 +108,12 @@ def resume(out: Path, text: str = "new", overwrite: bool = False) -> None:
     with resumable_directory(out, overwrite, 0, "journal") as directory:
         (directory / "journal").touch()
         (directory / "conversion.json").write_text(text)
-        (directory / "journal").unlink()
+
+
+def assert_whole(out: Path, text: str) -> None:
+    """The directory is complete, without its journal, and nothing was left beside it."""
+    assert {path.name: path.read_text() for path in out.iterdir()} == {"conversion.json": text}
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
 
 
 def stop(out: Path) -> None:
@@ -115,9 +124,9 @@ def stop(out: Path) -> None:
 
 def test_a_resumable_directory_appears_whole(tmp_path: Path) -> None:
     resume(tmp_path / "a" / "out")
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["out"]
+    assert_whole(tmp_path / "a" / "out", "new")
     resume(tmp_path / "a" / "out", "newer", overwrite=True)
-    assert (tmp_path / "a" / "out" / "conversion.json").read_text() == "newer"
+    assert_whole(tmp_path / "a" / "out", "newer")
 
 
 def test_what_a_stopped_run_left_is_given_again(tmp_path: Path) -> None:
@@ -125,6 +134,86 @@ def test_what_a_stopped_run_left_is_given_again(tmp_path: Path) -> None:
     with resumable_directory(tmp_path / "out", False, 0, "journal") as directory:
         assert (directory / "journal").read_text() == "half"
     assert (tmp_path / "out").is_dir()
+
+
+class Killed(BaseException):
+    """Stands for a signal that ends the process: nothing that changes a file runs after it."""
+
+
+class Killer:
+    """Counts what `output_directory` does to the file system, and ends the run before one of these steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.steps_left: int | None = None
+        for owner, name in ((Path, "rename"), (Path, "unlink"), (os, "fsync"), (shutil, "rmtree")):
+            monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
+
+    def _counted(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if self.steps_left is not None:
+                if not self.steps_left:
+                    raise Killed
+                self.steps_left -= 1
+            return function(*args, **kwargs)
+
+        return step
+
+
+def kill_after(out: Path, num_steps: int, killer: Killer, overwrite: bool) -> bool:
+    """Runs until the kill; False where the run ended by itself."""
+    killer.steps_left = num_steps
+    try:
+        resume(out, overwrite=overwrite)
+    except Killed:
+        return True
+    finally:
+        killer.steps_left = None
+    return False
+
+
+def run_again(out: Path, overwrite: bool) -> None:
+    """The same command; one that was killed when all was done is refused as any finished one is."""
+    is_done = not overwrite and out.exists()
+    with pytest.raises(ConfigError, match="exists; pass another") if is_done else contextlib.nullcontext():
+        resume(out, overwrite=overwrite)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_that_was_killed_at_any_instant_of_the_end_is_completed_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    killer = Killer(monkeypatch)
+    for num_steps in range(100):
+        out = tmp_path / str(num_steps) / "out"
+        if overwrite:
+            resume(out, "old")
+        was_killed = kill_after(out, num_steps, killer, overwrite)
+        if was_killed:
+            run_again(out, overwrite)
+        assert_whole(out, "new")
+        if not was_killed:
+            break
+    assert 4 < num_steps < 99
+
+
+def test_the_new_name_is_on_disk_before_the_journal_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+
+    def note(owner: Any, name: str, path_of: Callable[..., str]) -> None:
+        function = getattr(owner, name)
+
+        def noted(first: Any, *args: Any, **kwargs: Any) -> Any:
+            done.append(f"{name} {path_of(first)}")
+            return function(first, *args, **kwargs)
+
+        monkeypatch.setattr(owner, name, noted)
+
+    note(os, "fsync", lambda descriptor: os.readlink(f"/proc/self/fd/{descriptor}"))
+    note(Path, "rename", str)
+    note(Path, "unlink", str)
+    resume(tmp_path / "out")
+    # The order in which a power cut could find the disk.
+    assert done[-3:] == [f"rename {tmp_path}/out.partial", f"fsync {tmp_path}", f"unlink {tmp_path}/out/journal"]
 
 
 def test_an_empty_left_over_is_taken(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ LAYER_SHAPES = {
     "input_layernorm": (HIDDEN,),
     "post_attention_layernorm": (HIDDEN,),
 }
+OUT_NAMES = ["config.json", "conversion.json", "model.safetensors", "tokenizer.json"]
 WEIGHTS = Mapping[str, np.ndarray]
 
 
@@ -109,6 +110,10 @@ class Interrupted(Exception):
     pass
 
 
+def interrupt(*args: Any) -> None:
+    raise Interrupted
+
+
 def stop_after(name: str) -> Any:
     def progress(written: str, num_bytes: int) -> None:
         if written == name:
@@ -134,9 +139,7 @@ def test_the_directory_is_sound_and_complete(model: Path, tmp_path: Path) -> Non
     report = check_checkpoint(out)
     assert report.verified_hash
     assert report.num_parameters == sum(int(np.prod(shape)) for shape in all_shapes().values())
-    assert sorted(path.name for path in out.iterdir()) == [
-        "config.json", "conversion.json", "model.safetensors", "tokenizer.json",
-    ]  # fmt: skip
+    assert sorted(path.name for path in out.iterdir()) == OUT_NAMES
     assert not (tmp_path / "out.partial").exists()
 
 
@@ -219,6 +222,19 @@ def test_finished_tensors_are_not_quantized_again(model: Path, tmp_path: Path, m
     quantize(plan_quantize(source, QuantizeSettings()), tmp_path / "out")
     assert read[0] == stop
     assert "model.layers.0.mlp.up_proj.weight" not in read
+
+
+def test_a_run_that_was_killed_before_the_renaming_quantizes_nothing_again(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Path, "rename", interrupt)
+        run(model, tmp_path / "out")
+    source = open_source(model)
+    monkeypatch.setattr(source, "rows", interrupt)
+    quantize(plan_quantize(source, QuantizeSettings()), tmp_path / "out")
+    assert check_checkpoint(tmp_path / "out").verified_hash
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == OUT_NAMES
 
 
 @pytest.mark.parametrize("change", ["settings", "source"])

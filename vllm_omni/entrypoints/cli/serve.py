@@ -148,6 +148,8 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> int:
     model = model_word or args.model
     if not model:
         raise ConfigError("no model given; accepted: a checkpoint directory, as in `vllm-omni serve DIR`")
+    if not args.print_config:
+        require_port(args.host, args.port)
     deployment = prepare(
         model,
         deploy_config=args.deploy_config,
@@ -176,6 +178,19 @@ def run(args: argparse.Namespace, rest: Sequence[str]) -> int:
         uvicorn_log_level=args.uvicorn_log_level,
     )
     leave(run_server(deployment, options, started_at))
+
+
+def require_port(host: str, port: int) -> None:
+    """Listens for an instant: hashing and packing a checkpoint can take minutes, and would be for nothing.
+
+    The server binds the port anew, so that clients are turned away until it can answer them.
+
+    Raises:
+        ConfigError: As the server would raise it.
+    """
+    from vllm_omni.entrypoints.openai.api_server import bind_socket
+
+    bind_socket(host, port).close()
 
 
 def leave(code: int) -> NoReturn:

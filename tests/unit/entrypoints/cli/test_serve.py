@@ -1,7 +1,6 @@
 import argparse
-import json
 import logging
-import struct
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,38 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.checkpoints import CONFIG, Checkpoint
+from tests.server import free_port
 from vllm_omni.config.deploy_config import OrchestratorConfig, StageDeployConfig
+from vllm_omni.entrypoints import omni_base
 from vllm_omni.entrypoints.cli import serve
 from vllm_omni.entrypoints.cli.main import main
 from vllm_omni.entrypoints.openai import api_server
 from vllm_omni.errors import ConfigError
 
-CONFIG = {
-    "model_type": "llama",
-    "architectures": ["LlamaForCausalLM"],
-    "torch_dtype": "float32",
-    "max_position_embeddings": 2048,
-    "hidden_size": 4,
-    "intermediate_size": 6,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "num_hidden_layers": 1,
-    "vocab_size": 5,
-    "tie_word_embeddings": True,
-}
-SHAPES = {
-    "model.embed_tokens.weight": [5, 4],
-    "model.norm.weight": [4],
-    "model.layers.0.input_layernorm.weight": [4],
-    "model.layers.0.post_attention_layernorm.weight": [4],
-    "model.layers.0.self_attn.q_proj.weight": [4, 4],
-    "model.layers.0.self_attn.k_proj.weight": [2, 4],
-    "model.layers.0.self_attn.v_proj.weight": [2, 4],
-    "model.layers.0.self_attn.o_proj.weight": [4, 4],
-    "model.layers.0.mlp.gate_proj.weight": [6, 4],
-    "model.layers.0.mlp.up_proj.weight": [6, 4],
-    "model.layers.0.mlp.down_proj.weight": [4, 6],
-}
 FLAG_FIELDS = {name: field for schema in serve.SCHEMAS for name, field in serve.flag_fields(schema)}
 BOOL_FIELDS = [name for name, field in FLAG_FIELDS.items() if serve._is_bool(field.annotation)]
 VALUE_FIELDS = [name for name in FLAG_FIELDS if name not in BOOL_FIELDS]
@@ -63,18 +39,9 @@ def isolated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A sound checkpoint of 400 bytes."""
-    directory = tmp_path / "tiny-llama"
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(CONFIG))
-    header: dict[str, Any] = {}
-    end = 0
-    for name, shape in SHAPES.items():
-        begin, end = end, end + 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
-    return directory
+    """A sound checkpoint."""
+    config = CONFIG | {"torch_dtype": "float32", "max_position_embeddings": 2048}
+    return Checkpoint(tmp_path / "tiny-llama", config).write()
 
 
 def parse(*words: str) -> tuple[argparse.Namespace, list[str]]:
@@ -183,7 +150,7 @@ def test_served_names() -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Receives deployment, options and exit code in place of the server and the end of the process."""
+    """Receives deployment, options and exit code in place of server and end of process. Every port is free."""
     calls: list[Any] = []
 
     def run_server(deployment: Any, options: Any, started_at: float) -> int:
@@ -191,6 +158,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return 3
 
     monkeypatch.setattr(api_server, "run_server", run_server)
+    monkeypatch.setattr(api_server, "bind_socket", lambda host, port: socket.socket())
     monkeypatch.setattr(serve, "leave", calls.append)
     return calls
 
@@ -317,6 +285,43 @@ def test_user_errors_exit_with_2_and_say_what_to_do(
     assert served == []
 
 
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield taken.getsockname()[1]
+
+
+def test_a_port_in_use_is_found_before_the_checkpoint_is_read_or_packed(
+    taken_port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(omni_base, "prepare", lambda model, **options: pytest.fail("the checkpoint was read"))
+    assert main(["serve", "model", "--port", str(taken_port)]) == 2
+    assert f"cannot listen on 127.0.0.1:{taken_port}: " in capsys.readouterr().err
+
+
+def test_a_port_that_was_tried_is_free_for_the_server(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ports: list[int] = []
+
+    def run_server(deployment: Any, options: Any, started_at: float) -> int:
+        with api_server.bind_socket(options.host, options.port) as sock:
+            ports.append(sock.getsockname()[1])
+        return 0
+
+    monkeypatch.setattr(api_server, "run_server", run_server)
+    monkeypatch.setattr(serve, "leave", lambda code: None)
+    port = free_port()
+    main(["serve", str(model), "--port", str(port)])
+    assert ports == [port], capsys.readouterr().err
+
+
+def test_print_config_needs_no_port(model: Path, taken_port: int) -> None:
+    assert main(["serve", str(model), "--print-config", "--port", str(taken_port)]) == 0
+
+
 def test_a_port_that_is_no_number_is_refused_by_the_parser(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["serve", str(model), "--port", "http"])
@@ -330,7 +335,7 @@ def test_refusals_are_quick_and_load_neither_torch_nor_vllm(name: str, model: Pa
         "import sys; from vllm_omni.entrypoints.cli.main import main; code = main(sys.argv[1:]); "
         "print(sorted({'torch', 'vllm', 'transformers'} & set(sys.modules))); sys.exit(code)"
     )
-    words = ["serve", *REFUSALS[name][0](model, tmp_path)]
+    words = ["serve", "--port", "0", *REFUSALS[name][0](model, tmp_path)]
     before = getrusage(RUSAGE_CHILDREN)
     result = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=60)
     after = getrusage(RUSAGE_CHILDREN)
