@@ -163,7 +163,6 @@ def print_report(rounds: DecodeRounds) -> None:
     ratios = ratio_rows(values)
     if len(ratios) > 1:
         print(format_table(ratios), end="\n\n")
-    print(f"streaming ceiling by round, GB/s: {' '.join(f'{each:.1f}' for each in rounds.ceilings)}", end="\n\n")
     print("commands of a round:", *rounds.commands(), sep="\n  ", end="\n\n")
     for facts in rounds.facts.values():
         print(format_facts(facts), end="\n\n")

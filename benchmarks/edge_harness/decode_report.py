@@ -12,6 +12,7 @@ METRICS = (
     *(Metric(prefill_name(length), f"prefill, {length} tokens, tok/s", "higher") for length in PROMPT_LENGTHS),
     Metric(DECODE_NAME, f"decode, {NEW_TOKENS} tokens, tok/s", "higher"),
     Metric("decode_gb_s", "weights read in decode, GB/s", "higher", 2),
+    Metric("streaming_gb_s", "streaming ceiling just before, GB/s", "higher"),
     Metric("streaming_share_percent", "the same, % of the streaming ceiling", "higher"),
     Metric("ready_s", "ready, s", "lower", 2),
     Metric("rss_anon_ready_mib", "RssAnon when ready, MiB", "lower", 0),

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +14,6 @@ from benchmarks.edge_harness.decode_report import summarize_decode
 from benchmarks.edge_harness.measurement import Measurement, Workload
 from benchmarks.edge_harness.memory_bandwidth import streaming_ceiling
 
-# Metric of a round, the same for all of its arms.
 CEILING = "streaming_gb_s"
 SHARE = "streaming_share_percent"
 
@@ -45,30 +45,24 @@ class DecodeRounds:
         self.facts = facts
         self.scratch = scratch
         self.out = out
-        self.ceilings: list[float] = []
+        self.ceilings: dict[str, list[float]] = {arm.name: [] for arm in arms}
         self.measurements: dict[str, list[Measurement]] = {arm.name: [] for arm in arms}
 
     def run(self, num_rounds: int) -> None:
-        """Runs every round: the streaming ceiling, then each arm.
+        """Runs every round: each arm, and before it the streaming ceiling, since a shared machine's memory changes speed.
 
         Raises:
             OmniError: An arm failed; `out` holds what was measured before.
         """
         for number in range(1, num_rounds + 1):
-            self.ceilings.append(max(streaming_ceiling(self.threads)))
-            say(f"round {number}: {self.ceilings[-1]:.1f} GB/s streaming")
             for arm in self.arms:
                 self._measure(arm, number)
                 self.save(is_complete=False)
         self.save(is_complete=True)
 
     def rounds(self) -> dict[str, list[dict[str, float]]]:
-        """Arm to the values of its rounds, with the share of the best ceiling of the whole run."""
-        ceiling = max(self.ceilings, default=0.0)
-        return {
-            name: [found.values | {SHARE: 100 * found.values["decode_gb_s"] / ceiling} for found in measured]
-            for name, measured in self.measurements.items()
-        }
+        """Arm to the values of its rounds, with the share of the ceiling that was measured just before."""
+        return {name: self._shares(name) for name in self.measurements}
 
     def commands(self) -> list[str]:
         """What is run in a round, to be typed again."""
@@ -92,5 +86,13 @@ class DecodeRounds:
         work = Workload(self.work.seed + number, self.work.trials, 1, self.work.vocab_size)
         directory = self.scratch / f"round-{number}"
         directory.mkdir(exist_ok=True)
-        say(f"round {number}: {arm.name}")
+        ceiling = statistics.median(streaming_ceiling(self.threads))
+        say(f"round {number}: {ceiling:.1f} GB/s streaming, then {arm.name}")
         self.measurements[arm.name].append(arm.measure(work, directory))
+        self.ceilings[arm.name].append(ceiling)
+
+    def _shares(self, name: str) -> list[dict[str, float]]:
+        return [
+            found.values | {CEILING: ceiling, SHARE: 100 * found.values["decode_gb_s"] / ceiling}
+            for found, ceiling in zip(self.measurements[name], self.ceilings[name], strict=True)
+        ]

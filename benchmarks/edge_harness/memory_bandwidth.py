@@ -18,7 +18,7 @@ PRESENT, ABSENT = 1, 2
 
 
 def streaming_ceiling(num_threads: int, num_bytes: int = BUFFER_BYTES, trials: int = TRIALS) -> list[float]:
-    """GB/s (10^9 bytes) of each trial; the ceiling is the largest.
+    """GB/s (10^9 bytes) of each trial.
 
     Args:
         num_threads: Threads that read.

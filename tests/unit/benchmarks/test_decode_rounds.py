@@ -29,7 +29,7 @@ class FakeArm:
 def make(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails_in: int = 0
 ) -> tuple[DecodeRounds, list[tuple[str, int]]]:
-    ceilings = iter([[9.0, 10.0], [20.0, 18.0]])
+    ceilings = iter([[9.0, 30.0, 10.0], [20.0], [20.0], [50.0]])
     monkeypatch.setattr(decode_rounds, "streaming_ceiling", lambda threads: next(ceilings))
     calls: list[tuple[str, int]] = []
     arms = [FakeArm("native", calls), FakeArm("llama Q4_0", calls, fails_in)]
@@ -43,11 +43,11 @@ def test_arms_take_turns_on_the_same_prompts(tmp_path: Path, monkeypatch: pytest
     assert rounds.commands() == ["native 3", "'llama Q4_0' 3"]
 
 
-def test_the_share_is_of_the_best_ceiling_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_is_of_the_median_ceiling_just_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds, _ = make(tmp_path, monkeypatch)
     rounds.run(2)
-    assert rounds.ceilings == [10.0, 20.0]
-    assert [values[SHARE] for values in rounds.rounds()["native"]] == [25.0, 25.0]
+    assert rounds.ceilings == {"native": [10.0, 20.0], "llama Q4_0": [20.0, 50.0]}
+    assert [values[SHARE] for values in rounds.rounds()["native"]] == [50.0, 25.0]
 
 
 def test_what_was_measured_before_a_failure_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
