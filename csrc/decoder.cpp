@@ -73,26 +73,28 @@ void Decoder::run_rows(const omni_batch& batch, int thread) {
 // Who waits at a barrier fetches the weights of the next products.
 void Decoder::run_layer(const omni_batch& batch, int32_t index, int thread) {
     const omni_layer& layer = layers_[size_t(index)];
-    Ahead ahead = first_weights(team_, thread, projections(layer));
+    const Products projected = projections(layer), output = output_of(layer), gate_up = gate_and_up(layer), down = down_of(layer);
+    Ahead ahead = first_weights(team_, thread, projected);
     normalize_rows(layer.input_norm, hidden_input_, thread);
     team_.barrier(ahead);
-    multiply(index, kProject, hidden_input_, projections(layer), thread);
-    ahead = first_weights(team_, thread, output(layer));
+    multiply(index, kProject, hidden_input_, projected, thread);
+    ahead = first_weights(team_, thread, output);
     team_.barrier(ahead);
     attend(batch, index, thread, ahead);
-    multiply(index, kOutput, attention_input_, output(layer), thread);
-    ahead = first_weights(team_, thread, gate_and_up(layer));
+    multiply(index, kOutput, attention_input_, output, thread);
+    ahead = first_weights(team_, thread, gate_up);
     team_.barrier(ahead);
     add_bias(layer.o_bias, spec_.hidden_size, residual_, thread);
     normalize_rows(layer.post_norm, hidden_input_, thread);
     team_.barrier(ahead);
-    multiply(index, kGateUp, hidden_input_, gate_and_up(layer), thread);
-    ahead = first_weights(team_, thread, down(layer));
+    multiply(index, kGateUp, hidden_input_, gate_up, thread);
+    ahead = first_weights(team_, thread, down);
     team_.barrier(ahead);
     activate_rows(thread);
     team_.barrier(ahead);
-    multiply(index, kDown, mlp_input_, down(layer), thread);
-    team_.barrier();
+    multiply(index, kDown, mlp_input_, down, thread);
+    if (index + 1 < spec_.num_layers) ahead = first_weights(team_, thread, projections(layers_[size_t(index) + 1]));
+    team_.barrier(ahead);
 }
 
 void Decoder::multiply(int32_t layer, Stage stage, const QuantizedInput& input, const Products& products, int thread) {
@@ -138,14 +140,14 @@ Products Decoder::projections(const omni_layer& layer) const {
             layer.head_gate.data ? 4 : 3};
 }
 
-Products Decoder::output(const omni_layer& layer) const { return {{{&layer.o, residual_, spec_.hidden_size, true}}, 1}; }
+Products Decoder::output_of(const omni_layer& layer) const { return {{{&layer.o, residual_, spec_.hidden_size, true}}, 1}; }
 
 Products Decoder::gate_and_up(const omni_layer& layer) const {
     const int64_t width = 2 * int64_t(spec_.intermediate_size);
     return {{{&layer.gate, mlp_, width, false}, {&layer.up, mlp_ + spec_.intermediate_size, width, false}}, 2};
 }
 
-Products Decoder::down(const omni_layer& layer) const { return {{{&layer.down, residual_, spec_.hidden_size, true}}, 1}; }
+Products Decoder::down_of(const omni_layer& layer) const { return {{{&layer.down, residual_, spec_.hidden_size, true}}, 1}; }
 
 // Heads of all rows are dealt out one by one: a single row keeps every thread busy.
 void Decoder::place_heads(const omni_batch& batch, const omni_layer& layer, const omni_kv_cache& cache, int thread) {

@@ -9,8 +9,9 @@ namespace {
 // Quantized activations that one pass over a matrix keeps in the second-level cache.
 constexpr int64_t kPassBytes = 192 << 10;
 
-// What a thread takes of its part at a time; short enough that the last turns end together.
+// What a thread takes of a part at a time: long turns read well, and some must be left to share when one thread is slower.
 constexpr int64_t kTurnBytes = 128 << 10;
+constexpr int64_t kTurnsPerPart = 4;
 
 // What a thread asks for ahead of a stage: a part of the second-level cache.
 constexpr int64_t kAheadBytes = 128 << 10;
@@ -43,6 +44,11 @@ int64_t total_blocks(const Products& products) {
     int64_t total = 0;
     for (const Product& product : products) total += num_blocks(*product.matrix);
     return total;
+}
+
+int64_t blocks_per_turn(const Products& products, Range part) {
+    const int64_t most = kTurnBytes / block_bytes(*products.items[0].matrix);
+    return std::max<int64_t>(1, std::min(most, (part.end - part.begin) / kTurnsPerPart));
 }
 
 }  // namespace
@@ -99,12 +105,15 @@ Ahead first_weights(const Team& team, int thread, const Products& products) {
 void multiply_share(const Team& team, int thread, const QuantizedInput& input, const Products& products, int64_t rows,
                     std::atomic<int64_t>* taken) {
     const int64_t total = total_blocks(products);
-    const int64_t step = std::max<int64_t>(1, kTurnBytes / block_bytes(*products.items[0].matrix));
     for (int i = 0; i < team.size(); ++i) {
         const int owner = (thread + i) % team.size();
         const Range part = share(total, owner, team.size());
-        for (int64_t begin; (begin = part.begin + taken[owner].fetch_add(step, std::memory_order_relaxed)) < part.end;)
-            multiply_range(team.kernels(), input, products, rows, {begin, std::min(begin + step, part.end)});
+        const int64_t step = blocks_per_turn(products, part);
+        // Reading first leaves the counter of a finished part where it is.
+        while (part.begin + taken[owner].load(std::memory_order_relaxed) < part.end) {
+            const int64_t begin = part.begin + taken[owner].fetch_add(step, std::memory_order_relaxed);
+            if (begin < part.end) multiply_range(team.kernels(), input, products, rows, {begin, std::min(begin + step, part.end)});
+        }
     }
 }
 

@@ -43,9 +43,9 @@ private:
     void add_bias(const float* bias, int64_t width, float* rows, int thread);
 
     Products projections(const omni_layer& layer) const;
-    Products output(const omni_layer& layer) const;
+    Products output_of(const omni_layer& layer) const;
     Products gate_and_up(const omni_layer& layer) const;
-    Products down(const omni_layer& layer) const;
+    Products down_of(const omni_layer& layer) const;
     std::atomic<int64_t>* taken(int32_t layer, Stage stage) { return &taken_[(size_t(layer) * kStages + stage) * size_t(team_.size())]; }
     AttentionShape shape_of(const omni_layer& layer) const;
     AttentionPlan& plan_of(const omni_layer& layer);

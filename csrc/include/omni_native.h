@@ -112,6 +112,8 @@ int32_t omni_dequantize_rows(omni_team* team, const omni_matrix* matrix, const i
 int32_t omni_dequantize_panel(omni_team* team, const omni_matrix* matrix, int64_t begin, int64_t count, uint16_t* out);
 
 // Single operations, for tests and for models that assemble their own stack.
+// x [num_rows, columns] as p [num_rows, groups * group_size] with a and s [num_rows, groups], as README.md says; groups = ceil(columns /
+// group_size), and p past `columns` is 0.
 int32_t omni_quantize_rows(omni_team* team, const float* x, int64_t num_rows, int64_t columns, int32_t group_size, int8_t* p, float* a,
                            float* s);
 int32_t omni_rms_norm(omni_team* team, const float* x, const float* weight, int64_t num_rows, int64_t columns, float eps, float* out);

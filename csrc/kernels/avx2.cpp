@@ -9,9 +9,9 @@ namespace omni {
 namespace avx2 {
 namespace {
 
-// Columns whose products of 4-bit weights a 16-bit sum can hold: 8 chunks' halves of 2 x 15 x 127.
+// Columns whose products of 4-bit weights a 16-bit sum can hold: 8 times 2 x 15 x 127.
 constexpr int32_t kColumnsPerSum = 32;
-// How far ahead of its use a weight is asked for; the arithmetic between two loads hides too few of them from the processor.
+// How far ahead of its use a weight is asked for: with so much arithmetic between them, the processor itself sees too few loads ahead.
 constexpr int64_t kPrefetchBytes = 2048;
 
 inline __m256i broadcast4(const int8_t* p) {

@@ -477,7 +477,7 @@ void unpack_cell(const uint8_t* cell, int64_t bytes, uint8_t* out) {
     }
 }
 
-// Groups that fit the cache are unpacked once for all rows. Sums are the same to the last bit.
+// Cells of whole rows: groups that fit the cache are unpacked once for all rows. Sums are the same to the last bit.
 void multiply_unpacked(const Cells& cells, const Activations& x, int64_t row, int64_t rows, float (*sums)[kBlockRows]) {
     alignas(64) uint8_t unpacked[kUnpackedBytes];
     Cells part = {unpacked, kCellHeaderBytes + kBlockRows * cells.group_size, 0, 0, cells.group_size};

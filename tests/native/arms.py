@@ -61,7 +61,7 @@ def open_arm(arm: tuple[str, str, int]) -> Arm:
     if missing is not None:
         pytest.skip(f"{name_of(arm)}: {missing}")
     runnable = runnable_isas()
-    if name in ("native", "sanitized") and isa not in runnable:
+    if name in ("native", "sanitized", "races") and isa not in runnable:
         pytest.skip(f"{name_of(arm)}: this machine runs {', '.join(runnable)}")
     if variant.launcher is None:
         return LibraryArm(Team(threads, isa, spin_us=100, library=native_library()))

@@ -76,17 +76,25 @@ def missing_compiler() -> str | None:
 
 
 @cache
-def missing_sanitizers() -> str | None:
-    """Whether a program with sanitizers can be linked and run."""
+def _missing_instrumentation(flags: tuple[str, ...]) -> str | None:
+    """Whether a program with a sanitizer can be linked and run."""
     if missing_compiler() is not None:
         return missing_compiler()
     BUILDS.mkdir(parents=True, exist_ok=True)
     program = BUILDS / "sanitizer-probe"
-    command = [*native_build.find_compiler(), *SANITIZERS, "-x", "c++", "-", "-o", str(program)]
+    command = [*native_build.find_compiler(), *flags, "-x", "c++", "-", "-o", str(program)]
     done = subprocess.run(command, input="int main() {}", capture_output=True, text=True)
     if done.returncode or subprocess.run([program]).returncode:
-        return "the compiler has no address and undefined-behaviour sanitizers"
+        return f"programs built with {' '.join(flags)} do not run here"
     return None
+
+
+def missing_sanitizers() -> str | None:
+    return _missing_instrumentation(SANITIZERS)
+
+
+def missing_race_detector() -> str | None:
+    return _missing_instrumentation(RACE_DETECTOR)
 
 
 def missing_simde() -> str | None:
@@ -111,8 +119,14 @@ def qemu_command() -> tuple[str, ...]:
     return (command, "-cpu", "max")
 
 
+def race_detector_command() -> tuple[str, ...]:
+    """Ends the driver at the first race."""
+    return ("env", "TSAN_OPTIONS=halt_on_error=1")
+
+
 CROSS_COMPILER = "aarch64-linux-gnu-g++"
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+RACE_DETECTOR = ("-fsanitize=thread",)
 VARIANTS = {
     variant.name: variant
     for variant in (
@@ -120,6 +134,7 @@ VARIANTS = {
         Variant(
             "sanitized", missing_sanitizers, flags=(*SANITIZERS, "-g", "-O1", "-fno-omit-frame-pointer"), launcher=tuple
         ),
+        Variant("races", missing_race_detector, flags=(*RACE_DETECTOR, "-g", "-O1"), launcher=race_detector_command),
         Variant(
             "qemu",
             missing_qemu,

@@ -76,6 +76,39 @@ def test_a_product_of_any_shape(arm: Arm, columns: int, bits: int, group_size: i
 
 
 @formats
+def test_a_row_gives_the_same_bits_alone_and_among_many(arm: Arm, bits: int, group_size: int) -> None:
+    """Many rows are computed from unpacked weights, in parts of a row block's columns and of the rows."""
+    sample = matrix_of(17, 1000, bits, group_size)
+    x = random_rows(np.random.default_rng(0), 140, 1000)
+    together = arm.linear(sample.packed, x)
+    for row in (0, 3, 11, 127, 128, 139):
+        np.testing.assert_array_equal(arm.linear(sample.packed, x[row : row + 1])[0], together[row])
+
+
+@pytest.mark.parametrize(("rows", "columns", "count"), [(1601, 1000, 40), (40, 30000, 45)])
+def test_long_parts_and_wide_rows_give_the_same_bits(arm: Arm, rows: int, columns: int, count: int) -> None:
+    """Parts are taken in several turns, also by others; a row block may exceed a turn; rows go in several passes."""
+    sample = random_matrix(np.random.default_rng(rows), (rows, columns), 4, 32)
+    x = random_rows(np.random.default_rng(0), count, columns)
+    together = arm.linear(sample.packed, x)
+    expected, tolerance = product_of(sample, x[[0, count - 1]])
+    assert_within(together[[0, count - 1]], expected, tolerance)
+    for row in (0, 17, count - 1):
+        np.testing.assert_array_equal(arm.linear(sample.packed, x[row : row + 1])[0], together[row])
+
+
+def test_a_row_that_is_no_number_spoils_no_other(arm: Arm) -> None:
+    sample = matrix_of(17, 96, 4, 32)
+    x = inputs_of(96)[:13].copy()
+    x[5, 3] = np.nan
+    expected, tolerance = expected_of(17, 96, 4, 32)
+    actual = arm.linear(sample.packed, x)
+    assert np.isnan(actual[5]).all()
+    others = [row for row in range(13) if row != 5]
+    assert_within(actual[others], expected[others], tolerance[others])
+
+
+@formats
 def test_the_largest_codes_and_activations_do_not_overflow(arm: Arm, bits: int, group_size: int) -> None:
     """Sums of products in 16 bits would saturate: 254 * 127 * 2 is twice what they hold."""
     shape, groups = (17, 300), -(-300 // group_size)

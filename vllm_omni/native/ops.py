@@ -22,7 +22,7 @@ from vllm_omni.native.structures import KvCacheStruct, MatrixStruct
 ALIGNMENT = 64
 BLOCK_ROWS = 16
 CELL_HEADER_BYTES = 64
-SPIN_US = 2000
+SPIN_US = 5000
 
 
 class Closable(Protocol):
@@ -46,7 +46,7 @@ class Team:
         Args:
             num_threads: Threads, the calling one included.
             isa: The arm; None: VLLM_OMNI_NATIVE_ISA, else the best.
-            spin_us: Microseconds before an idle thread parks; 2000 covers the time between two decode steps.
+            spin_us: Microseconds before an idle thread parks; 5000 covers the time between two decode steps.
             library: The library to use; None: the one of this process.
 
         Raises:

@@ -28,11 +28,16 @@ class OmniCPUWorker(CPUWorker):
             super().init_device()
 
     def load_model(self, **arguments: Any) -> None:
-        """Loads the weights and logs how long it took and what the process has allocated since its start."""
-        start = time.monotonic()
+        """Loads the weights and logs how long it took and what the process had allocated before and has now."""
+        start, before = time.monotonic(), anonymous_bytes()
         with embedding_pack():
             super().load_model(**arguments)
-        logger.info("event=model_loaded seconds=%.2f rss_anon_bytes=%s", time.monotonic() - start, anonymous_bytes())
+        logger.info(
+            "event=model_loaded seconds=%.2f rss_anon_before_bytes=%s rss_anon_bytes=%s",
+            time.monotonic() - start,
+            before,
+            anonymous_bytes(),
+        )
 
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Allocates the KV cache, hands it to a model that reads it itself, and logs the bytes."""

@@ -43,29 +43,42 @@ class DecodeInputs:
         self._token_ids = np.zeros(max_num_seqs, np.int32)
         self._seq_lens = np.zeros(max_num_seqs, np.int32)
         self._slots = np.zeros((num_groups, max_num_seqs), np.int64)
+        # For a number of rows the step, and the block tables that it shows.
+        self._steps: dict[int, tuple[DecoderStep, list[np.ndarray]]] = {}
 
     def fill(self, batch: Any) -> DecoderStep:
         """The step that computes the next token of every request.
 
         Args:
             batch: vLLM's `InputBatch`; its last known token of each request is the one to compute.
+
+        Returns:
+            Views of arrays that the next call changes; the same object while number of rows and tables are the same.
         """
         count = batch.num_reqs
         rows, computed = self._rows[:count], batch.num_computed_tokens_cpu[:count]
         self._positions[:count] = computed
         self._token_ids[:count] = batch.token_ids_cpu[rows, computed]
         np.add(computed, 1, out=self._seq_lens[:count])
-        tables = batch.block_table.block_tables
-        return DecoderStep(
-            positions=torch.from_numpy(self._positions[:count]),
-            groups=tuple(self._group(table, slots, count) for table, slots in zip(tables, self._slots, strict=True)),
-            token_ids=torch.from_numpy(self._token_ids[:count]),
-        )
+        numbers = [table.block_table.np for table in batch.block_table.block_tables]
+        for table, each, slots in zip(batch.block_table.block_tables, numbers, self._slots, strict=True):
+            blocks, offsets = np.divmod(computed, table.block_size)
+            np.multiply(each[rows, blocks], table.block_size, out=slots[:count])
+            slots[:count] += offsets
+        return self._step(count, numbers)
 
-    def _group(self, table: Any, slots: np.ndarray, count: int) -> GroupRows:
-        blocks, offsets = np.divmod(self._positions[:count], table.block_size)
-        numbers = table.block_table.np
-        slots[:count] = numbers[self._rows[:count], blocks].astype(np.int64) * table.block_size + offsets
+    def _step(self, count: int, numbers: list[np.ndarray]) -> DecoderStep:
+        step, shown = self._steps.get(count, (None, []))
+        if step is None or any(new is not old for new, old in zip(numbers, shown, strict=True)):
+            step = DecoderStep(
+                positions=torch.from_numpy(self._positions[:count]),
+                groups=tuple(self._group(each, slots, count) for each, slots in zip(numbers, self._slots, strict=True)),
+                token_ids=torch.from_numpy(self._token_ids[:count]),
+            )
+            self._steps[count] = step, numbers
+        return step
+
+    def _group(self, numbers: np.ndarray, slots: np.ndarray, count: int) -> GroupRows:
         return GroupRows(
             query_start=torch.from_numpy(self._rows[: count + 1]),
             seq_lens=torch.from_numpy(self._seq_lens[:count]),

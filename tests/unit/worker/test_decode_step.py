@@ -96,3 +96,15 @@ def test_one_token_of_each_request_is_plain() -> None:
 )
 def test_other_steps_go_vllms_way(changes: dict[str, Any]) -> None:
     assert not is_plain(scheduled(**changes))
+
+
+def test_a_step_is_made_anew_only_where_rows_or_tables_are_other_ones() -> None:
+    inputs, table = DecodeInputs(MAX_SEQS, 1), block_table([[1], [2]])
+    first = inputs.fill(batch([[1, 2]], [table]))
+    assert inputs.fill(batch([[1, 2, 3]], [table])) is first
+    assert first.positions.tolist() == [2]
+    assert inputs.fill(batch([[1, 2], [3]], [table])) is not first
+    assert inputs.fill(batch([[4, 5]], [table])) is first
+    moved = inputs.fill(batch([[4, 5]], [block_table([[3]])]))
+    assert moved is not first
+    assert moved.groups[0].block_table[:, 0].tolist() == [3]

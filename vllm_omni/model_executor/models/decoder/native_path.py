@@ -36,6 +36,7 @@ class NativePath:
         self._head = head
         self._decoder: Decoder | None = None
         self._batch = Batch()
+        self._filled: DecoderStep | None = None
         self._pages: tuple[torch.Tensor, ...] = ()
 
     @property
@@ -61,14 +62,17 @@ class NativePath:
         )
         self._decoder = Decoder(self._team, spec, placed_weights(self._weights, rope.numpy(), groups))
         self._decoder.bind_cache([cache_view(each) for each in pages])
-        self._batch = Batch(num_groups)
+        self._batch, self._filled = Batch(num_groups), None
         # The native core knows addresses only.
         self._pages = tuple(pages)
 
     def step(self, step: DecoderStep, hidden: torch.Tensor) -> None:
         if self._decoder is None:
             raise EngineError("the decoder has no cache yet")
-        self._fill_batch(step, hidden)
+        # A step is the same object where its tensors are, and so is where they lie.
+        if step is not self._filled or hidden.data_ptr() != self._batch.struct.hidden:
+            self._fill_batch(step, hidden)
+            self._filled = step
         self._decoder.step(self._batch)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -85,7 +89,7 @@ class NativePath:
         self._decoder, self._pages = None, ()
 
     def _fill_batch(self, step: DecoderStep, hidden: torch.Tensor) -> None:
-        """Gives the native core the addresses of this step's tensors; microseconds, nothing is copied."""
+        """Gives the native core the addresses of this step's tensors; nothing is copied."""
         struct, rows, first = self._batch.struct, len(step.positions), step.groups[0]
         struct.num_rows, struct.num_seqs = rows, len(first.seq_lens)
         struct.positions = _address(step.positions, torch.int64, rows, "positions")
