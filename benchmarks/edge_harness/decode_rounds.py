@@ -49,7 +49,7 @@ class DecodeRounds:
         self.measurements: dict[str, list[Measurement]] = {arm.name: [] for arm in arms}
 
     def run(self, num_rounds: int) -> None:
-        """Runs every round: each arm, and the streaming ceiling just before, for a shared machine's memory changes speed.
+        """Runs every round: each arm, and the streaming ceiling just before, since a shared memory changes its speed.
 
         Raises:
             OmniError: An arm failed; `out` holds what was measured before.
