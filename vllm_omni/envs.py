@@ -71,7 +71,8 @@ VARIABLES: Mapping[str, Variable] = MappingProxyType(
         "VLLM_OMNI_CACHE_DIR": Variable(
             Path("~/.cache/vllm-omni").expanduser(),
             parse_path,
-            "Directory that remembers which checkpoint files were verified.",
+            "Directory that remembers which checkpoint files were verified, and holds packed artifacts (gigabytes) "
+            "under `artifacts`.",
         ),
         "VLLM_OMNI_CPU_RELEASE_MEMORY": Variable(
             True, parse_bool, "Return freed heap memory to the operating system once the model is loaded."

@@ -121,7 +121,7 @@ def test_a_second_start_waits_for_the_first(smollm2: Path, caplog: pytest.LogCap
     artifact = prepare(str(smollm2), deploy_profile="edge").facts.path
     found: list[Path] = []
     start = threading.Thread(target=lambda: found.append(prepare(str(smollm2), deploy_profile="edge").facts.path))
-    with artifact.with_name(artifact.name + ".lock").open("w") as lock:
+    with artifact.with_name(artifact.name.rpartition("-")[0] + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         start.start()
         start.join(2)

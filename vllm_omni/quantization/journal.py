@@ -4,7 +4,7 @@
     other lines   name of one complete tensor each
 
 A line is written after the tensor's bytes have reached the disk. A last line without its newline is not counted.
-`output_directory.resumable_directory` removes the journal when the conversion has its final name.
+The journal is removed when the conversion has its final name (`output_directory.py`).
 """
 
 import json
@@ -36,7 +36,7 @@ class Journal:
         """
         self._path = directory / JOURNAL_NAME
         found = _read(self._path)
-        text = json.dumps(key, sort_keys=True)
+        text = _key_line(key)
         if found and found[0] == text:
             self.done = set(found[1:])
             logger.info("event=conversion_resumed directory=%s tensors_done=%d", directory, len(self.done))
@@ -60,6 +60,15 @@ class Journal:
             stream.write(line + "\n")
             stream.flush()
             os.fsync(stream.fileno())
+
+
+def has_journal(directory: Path, key: Mapping[str, Any]) -> bool:
+    """Whether the journal of a conversion under this key is there."""
+    return _read(directory / JOURNAL_NAME)[:1] == [_key_line(key)]
+
+
+def _key_line(key: Mapping[str, Any]) -> str:
+    return json.dumps(key, sort_keys=True)
 
 
 def _read(path: Path) -> list[str]:

@@ -1,9 +1,9 @@
 """An output directory that appears complete or not at all.
 
 A conversion writes into `DIR.partial` and the directory is renamed when everything is on disk. What a long conversion
-leaves behind when it is stopped, at whatever instant, is continued by the same call: its journal stays until the
-directory has its final name. A directory that is already there is replaced only on request, and only if a conversion of
-ours made it.
+leaves behind when it is stopped before the renaming is continued by the same call. Its journal stays until everything
+else is done, so that a directory with a journal under its final name is known to lack only what `finish_directory`
+does. A directory that is already there is replaced only on request, and only if a conversion of ours made it.
 """
 
 import fcntl
@@ -41,7 +41,7 @@ def staged_directory(out: Path, overwrite: bool, weight_bytes: int) -> Iterator[
     partial = out.with_name(out.name + PARTIAL_SUFFIX)
     _create(partial, weight_bytes)
     try:
-        with _published(partial, out):
+        with _published(partial, out, overwrite):
             yield partial
     finally:
         # Gone after a success; after a failure, the error on its way matters more than one of the clean-up.
@@ -52,7 +52,7 @@ def staged_directory(out: Path, overwrite: bool, weight_bytes: int) -> Iterator[
 def resumable_directory(out: Path, overwrite: bool, weight_bytes: int, journal_name: str) -> Iterator[Path]:
     """Gives `out.partial`, new or as an earlier run left it; on a clean exit it becomes `out`, else it stays.
 
-    The directory is locked: of two runs for one `out`, the second is refused.
+    The directory is locked: of two runs for one `out`, the second is refused. The lock moves to `out` with the name.
 
     Args:
         out: The directory to make; its parents are created.
@@ -65,25 +65,41 @@ def resumable_directory(out: Path, overwrite: bool, weight_bytes: int, journal_n
             writing is impossible, also when that happens inside the block.
     """
     out = Path(os.path.abspath(out))
-    _remove_journal(out, journal_name)
     _require_replaceable(out, overwrite)
     partial = out.with_name(out.name + PARTIAL_SUFFIX)
-    descriptor = _create_or_lock(partial, weight_bytes, journal_name)
-    try:
-        with _published(partial, out):
+    if not os.path.lexists(partial):
+        _create(partial, weight_bytes)
+    with _locked(partial):
+        _require_continuable(partial, journal_name)
+        with _published(partial, out, overwrite):
             yield partial
-        _remove_journal(out, journal_name)
-    finally:
-        os.close(descriptor)
+        _finish(out, journal_name)
+
+
+def finish_directory(out: Path, journal_name: str) -> None:
+    """Does what is left of a `resumable_directory` whose run was killed after `out` had got its name.
+
+    Args:
+        out: A directory that such a run made, with its journal.
+        journal_name: As the run had it.
+
+    Raises:
+        ConfigError: The run is still at it, or nothing can be removed there.
+    """
+    out = Path(os.path.abspath(out))
+    with _locked(out):
+        _finish(out, journal_name)
 
 
 @contextmanager
-def _published(partial: Path, out: Path) -> Iterator[None]:
+def _published(partial: Path, out: Path, overwrite: bool) -> Iterator[None]:
     """Makes `partial` `out` when the block ends without an error and everything is on disk."""
     try:
         yield
         for path in [*partial.rglob("*"), partial]:
             _sync(path)
+        # Another run may have made it meanwhile.
+        _require_replaceable(out, overwrite)
         _publish(partial, out)
     except OSError as error:
         raise _cannot_write(out, error) from error
@@ -120,27 +136,44 @@ def _create(partial: Path, weight_bytes: int) -> None:
         raise _cannot_write(partial, error) from error
 
 
-def _create_or_lock(partial: Path, weight_bytes: int, journal_name: str) -> int:
-    """A locked descriptor of the directory."""
-    if not os.path.lexists(partial):
-        _create(partial, weight_bytes)
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Keeps other runs from a directory; one that has another name by now belongs to the run that renamed it."""
     try:
-        descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        raise _in_use(directory) from None
     except OSError as error:
-        raise _cannot_write(partial, error) from error
+        raise _cannot_write(directory, error) from error
+    try:
+        _lock(descriptor, directory)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, directory: Path) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_ours = os.path.samestat(os.fstat(descriptor), os.stat(directory))
+    except (BlockingIOError, FileNotFoundError):
+        is_ours = False
+    except OSError as error:
+        raise _cannot_write(directory, error) from error
+    if not is_ours:
+        raise _in_use(directory)
+
+
+def _require_continuable(partial: Path, journal_name: str) -> None:
+    try:
         is_known = (partial / journal_name).is_file() or not any(partial.iterdir())
-    except BlockingIOError:
-        os.close(descriptor)
-        raise ConfigError(f"{partial} is being written by another run; wait for it to end") from None
+    except OSError as error:
+        raise _cannot_write(partial, error) from error
     if not is_known:
-        os.close(descriptor)
         raise ConfigError(
             f"{partial} exists and has no {journal_name}, so it cannot be continued: another conversion is writing it, "
             "or one was killed; remove it if none runs"
         )
-    return descriptor
 
 
 def _sync(path: Path) -> None:
@@ -154,13 +187,33 @@ def _sync(path: Path) -> None:
 
 def _publish(partial: Path, out: Path) -> None:
     # An earlier run may have been killed between any two of these lines.
-    replaced = out.with_name(f".{out.name}{REPLACED_SUFFIX}")
+    replaced = _replaced(out)
     if out.exists():
         _remove_tree(replaced)
         out.rename(replaced)
-    partial.rename(out)
+        _rename_or_restore(partial, out, replaced)
+    else:
+        partial.rename(out)
     _sync(out.parent)
     _remove_tree(replaced)
+
+
+def _replaced(out: Path) -> Path:
+    return out.with_name(f".{out.name}{REPLACED_SUFFIX}")
+
+
+def _rename_or_restore(partial: Path, out: Path, replaced: Path) -> None:
+    try:
+        partial.rename(out)
+    except OSError as error:
+        try:
+            replaced.rename(out)
+        except OSError as second_error:
+            raise ConfigError(
+                f"--out {out}: {partial} cannot be given this name: {error}; what was there is in {replaced} and "
+                f"cannot be moved back: {second_error}; move one of the two to {out} yourself"
+            ) from error
+        raise
 
 
 def _remove_tree(path: Path) -> None:
@@ -168,16 +221,17 @@ def _remove_tree(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def _remove_journal(out: Path, journal_name: str) -> None:
-    """Does the last step of a conversion, also of one that was killed before it."""
-    journal = out / journal_name
-    if not (out / RECORD_NAME).is_file() or not journal.is_file():
-        return
+def _finish(out: Path, journal_name: str) -> None:
+    """The last steps, the journal the very last: it says that they are to be done."""
     try:
-        # Another run may be doing it at this moment.
-        journal.unlink(missing_ok=True)
+        _remove_tree(_replaced(out))
+        (out / journal_name).unlink(missing_ok=True)
     except OSError as error:
-        raise _cannot_write(journal, error) from error
+        raise _cannot_write(out, error) from error
+
+
+def _in_use(directory: Path) -> ConfigError:
+    return ConfigError(f"{directory} is being written by another run; wait for it to end")
 
 
 def _cannot_write(path: Path, error: OSError) -> ConfigError:

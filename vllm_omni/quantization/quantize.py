@@ -6,6 +6,7 @@ was stopped is continued by the same call.
 """
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,18 @@ from vllm_omni.quantization.artifact import ARCHITECTURE, SOURCE_ARCHITECTURE_KE
 from vllm_omni.quantization.artifact_writer import WEIGHT_FILE_NAME, ArtifactFile
 from vllm_omni.quantization.calibrated_layers import CalibratedLayers
 from vllm_omni.quantization.calibration import LayerRunner
-from vllm_omni.quantization.conversion_record import ConversionRecord, FileEntry, hash_directory, write_record
+from vllm_omni.quantization.conversion_record import (
+    ConversionRecord,
+    FileEntry,
+    hash_directory,
+    read_record,
+    write_record,
+)
 from vllm_omni.quantization.gguf_source import GgufSource
 from vllm_omni.quantization.grid_search import quantize_rtn
-from vllm_omni.quantization.journal import JOURNAL_NAME, Journal
+from vllm_omni.quantization.journal import JOURNAL_NAME, Journal, has_journal
 from vllm_omni.quantization.json_file import write_json
-from vllm_omni.quantization.output_directory import resumable_directory
+from vllm_omni.quantization.output_directory import finish_directory, resumable_directory
 from vllm_omni.quantization.packed_format import FORMAT_VERSION, QUANT_METHOD, MatrixFormat
 from vllm_omni.quantization.packing import pack
 from vllm_omni.quantization.panels import row_panels
@@ -39,8 +46,12 @@ from vllm_omni.quantization.tensor_table import (
 )
 from vllm_omni.version import __version__
 
+logger = logging.getLogger(__name__)
+
 Progress = Callable[[str, int], None]
 MakeRunner = Callable[["QuantizePlan"], LayerRunner]
+Amend = Callable[[ConversionRecord], ConversionRecord]
+METHOD_PREFIX = "quantize-"
 
 
 @dataclass(frozen=True)
@@ -69,7 +80,13 @@ class QuantizePlan:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all tensors written, the header left out."""
-        return sum(each.num_bytes for each in self.matrices.values()) + sum(e.num_bytes for e in self.plain.values())
+        return sum(self.tensor_bytes.values())
+
+    @property
+    def tensor_bytes(self) -> dict[str, int]:
+        """Name to bytes of each tensor written."""
+        packed = {name: each.num_bytes for name, each in self.matrices.items()}
+        return packed | {name: entry.num_bytes for name, entry in self.plain.items()}
 
     @property
     def method(self) -> str:
@@ -132,9 +149,11 @@ def quantize(
     overwrite: bool = False,
     progress: Progress | None = None,
     make_runner: MakeRunner | None = None,
-    facts: Mapping[str, Any] | None = None,
+    amend: Amend | None = None,
 ) -> ConversionRecord:
     """Writes the planned directory; it appears under its name only when it is complete.
+
+    Where the same run was killed after that, it is done already: nothing but its journal is removed.
 
     Args:
         plan: From `plan_quantize`.
@@ -142,7 +161,8 @@ def quantize(
         overwrite: Replace `out` if a conversion wrote it.
         progress: Called with a tensor's name and the bytes written for it; for tensors of an earlier run at once.
         make_runner: Makes what runs the layers; needed where the settings have a calibration text.
-        facts: Further entries of the record's `settings`, JSON values.
+        amend: Called when all else is written; gives the record to write for the one that it is given. What it raises
+            keeps the directory from getting its name.
 
     Raises:
         ConfigError: `out` exists and may not be replaced, is being written by another run, or cannot be written.
@@ -150,15 +170,20 @@ def quantize(
     """
     _require_outside(plan.source.path, out)
     source = plan.source.hashes()
+    key = _journal_key(plan, source, ArtifactFile(out, plan.matrices, plan.plain).header)
+    progress = progress or _no_progress
+    if record := _finished(out, key):
+        _report(plan.tensor_bytes, progress)
+        return record
     with resumable_directory(out, overwrite, plan.weight_bytes, JOURNAL_NAME) as directory:
         file = ArtifactFile(directory, plan.matrices, plan.plain)
-        journal = Journal(directory, _journal_key(plan, source, file.header))
+        journal = Journal(directory, key)
         file.prepare()
-        run = _Run(plan, file, journal, progress or _no_progress)
-        run.write_all(make_runner)
+        _Run(plan, file, journal, progress).write_all(make_runner)
         plan.source.write_side_files(directory)
         write_json(directory / "config.json", artifact_config(plan, file.num_bytes))
-        record = _record(plan, source, hash_directory(directory), file.num_bytes, facts or {})
+        record = _record(plan, source, hash_directory(directory), file.num_bytes)
+        record = amend(record) if amend else record
         write_record(directory, record)
     return record
 
@@ -192,8 +217,8 @@ class _Run:
 
     def write_all(self, make_runner: MakeRunner | None) -> None:
         """Writes what is missing: plain tensors, matrices that need no activations, then the calibrated ones."""
-        for name in sorted(self.journal.done):
-            self.progress(name, self._num_bytes(name))
+        sizes = self.plan.tensor_bytes
+        _report({name: sizes[name] for name in sorted(self.journal.done)}, self.progress)
         for name in self.plan.plain:
             self._write(name, iter([self.plan.source.plain(name)]))
         calibrated = self._calibrated_names()
@@ -224,10 +249,6 @@ class _Run:
             yield piece
             self.progress(name, piece.nbytes if isinstance(piece, np.ndarray) else len(piece))
 
-    def _num_bytes(self, name: str) -> int:
-        matrices, plain = self.plan.matrices, self.plan.plain
-        return matrices[name].num_bytes if name in matrices else plain[name].num_bytes
-
     def _pieces(self, name: str) -> Iterator[np.ndarray]:
         """A matrix without activations, packed panel by panel."""
         each, source = self.plan.matrices[name], self.plan.source
@@ -247,6 +268,24 @@ def _require_outside(source: Path, out: Path) -> None:
         raise ConfigError(f"--out {out} holds the source {source}, or lies in it; pass another directory")
 
 
+def _finished(out: Path, key: Mapping[str, Any]) -> ConversionRecord | None:
+    """The record of a run under this key that was killed between the renaming and its end, which is made up for."""
+    try:
+        record = read_record(out) if not out.is_symlink() and has_journal(out, key) else None
+    except OSError as error:
+        raise ConfigError(
+            f"--out {out} cannot be read: {error}; pass another directory, or make it readable"
+        ) from error
+    except WeightError:
+        # Damaged after it was written: replaced or refused as any other directory.
+        return None
+    if record is None or not record.method.startswith(METHOD_PREFIX):
+        return None
+    finish_directory(out, JOURNAL_NAME)
+    logger.info("event=conversion_finished directory=%s reason=an earlier run was killed at its end", out)
+    return record
+
+
 def _journal_key(plan: QuantizePlan, source: Mapping[str, FileEntry], header: bytes) -> dict[str, Any]:
     text = plan.settings.calibration_text
     return {
@@ -264,12 +303,11 @@ def _record(
     source: Mapping[str, FileEntry],
     files: dict[str, FileEntry],
     file_bytes: int,
-    facts: Mapping[str, Any],
 ) -> ConversionRecord:
     files.pop(JOURNAL_NAME, None)
     dominant, text = plan.dominant_format, plan.settings.calibration_text
     return ConversionRecord(
-        method=f"quantize-{plan.method}",
+        method=f"{METHOD_PREFIX}{plan.method}",
         dtype=str(plan.source.config.get("dtype") or plan.source.config.get("torch_dtype") or "bfloat16"),
         source=source,
         files=files,
@@ -281,9 +319,14 @@ def _record(
             "kept_matrices": len(plan.kept),
             "bits_per_weight": round(8 * file_bytes / plan.num_weights, 4),
             "weight_file": WEIGHT_FILE_NAME,
-            **facts,
         },
     )
+
+
+def _report(tensor_bytes: Mapping[str, int], progress: Progress) -> None:
+    """Tells of tensors that were on disk before."""
+    for name, num_bytes in tensor_bytes.items():
+        progress(name, num_bytes)
 
 
 def _no_progress(name: str, num_bytes: int) -> None:

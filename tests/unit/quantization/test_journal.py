@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_omni.quantization.journal import JOURNAL_NAME, Journal
+from vllm_omni.quantization.journal import JOURNAL_NAME, Journal, has_journal
 
 KEY = {"method": "rtn", "source": {"a": "1"}}
 
@@ -19,6 +19,13 @@ def test_a_journal_is_continued(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert "event=conversion_resumed" in caplog.text
     assert "tensors_done=2" in caplog.text
     assert (tmp_path / "weights").exists()
+
+
+def test_a_journal_is_known_by_its_key(tmp_path: Path) -> None:
+    assert not has_journal(tmp_path, KEY)
+    Journal(tmp_path, KEY).add("x")
+    assert has_journal(tmp_path, KEY)
+    assert not has_journal(tmp_path, KEY | {"method": "gptq"})
 
 
 def test_a_torn_line_is_not_counted(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-import contextlib
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Callable
@@ -11,7 +11,12 @@ import pytest
 
 from vllm_omni.errors import ConfigError
 from vllm_omni.quantization import output_directory
-from vllm_omni.quantization.output_directory import SMALL_FILES_BYTES, resumable_directory, staged_directory
+from vllm_omni.quantization.output_directory import (
+    SMALL_FILES_BYTES,
+    finish_directory,
+    resumable_directory,
+    staged_directory,
+)
 
 
 def fill(out: Path, overwrite: bool = False, text: str = "new") -> None:
@@ -172,9 +177,10 @@ def kill_after(out: Path, num_steps: int, killer: Killer, overwrite: bool) -> bo
 
 
 def run_again(out: Path, overwrite: bool) -> None:
-    """The same command; one that was killed when all was done is refused as any finished one is."""
-    is_done = not overwrite and out.exists()
-    with pytest.raises(ConfigError, match="exists; pass another") if is_done else contextlib.nullcontext():
+    """The same command, as `quantize` does it: a directory with its journal needs nothing but to be finished."""
+    if (out / "journal").exists():
+        finish_directory(out, "journal")
+    else:
         resume(out, overwrite=overwrite)
 
 
@@ -247,3 +253,115 @@ def test_a_resumable_directory_needs_space_and_rights(tmp_path: Path, monkeypatc
     monkeypatch.setattr(output_directory.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     with pytest.raises(ConfigError, match="has 1000 bytes free"):
         resume(tmp_path / "third")
+
+
+def refuse_renaming(monkeypatch: pytest.MonkeyPatch, *suffixes: str) -> None:
+    """Makes renaming fail for paths that end so."""
+    rename = Path.rename
+
+    def refusing(path: Path, target: Path) -> Path:
+        if path.name.endswith(suffixes):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refusing)
+
+
+def test_what_was_moved_aside_comes_back_when_it_cannot_be_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resume(tmp_path / "out", "old")
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match=r"cannot write there: .*Permission denied"):
+        refuse_renaming(patch, ".partial")
+        resume(tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / "conversion.json").read_text() == "old"
+    resume(tmp_path / "out", overwrite=True)
+    assert_whole(tmp_path / "out", "new")
+
+
+def test_what_cannot_be_moved_back_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    resume(tmp_path / "out", "old")
+    refuse_renaming(monkeypatch, ".partial", "-replaced")
+    with pytest.raises(
+        ConfigError, match=r"what was there is in .*/\.out\.vllm-omni-replaced and cannot be moved back"
+    ):
+        resume(tmp_path / "out", overwrite=True)
+    assert (tmp_path / ".out.vllm-omni-replaced" / "conversion.json").read_text() == "old"
+
+
+def test_a_directory_that_another_run_made_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ConfigError, match="exists; pass another directory, or --overwrite"),
+        resumable_directory(tmp_path / "out", False, 0, "journal") as directory,
+    ):
+        (directory / "journal").touch()
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "conversion.json").write_text("of another run")
+    assert (tmp_path / "out" / "conversion.json").read_text() == "of another run"
+    assert directory.is_dir()
+
+
+@pytest.mark.parametrize("is_begun_again", [False, True])
+def test_a_directory_that_is_published_while_it_is_locked_belongs_to_the_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_begun_again: bool
+) -> None:
+    partial = tmp_path / "out.partial"
+    partial.mkdir()
+    flock = fcntl.flock
+
+    def published_before(descriptor: int, operation: int) -> None:
+        partial.rename(tmp_path / "out")
+        if is_begun_again:
+            partial.mkdir()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", published_before)
+    num_open = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match=r"out\.partial is being written by another run"):
+        resume(tmp_path / "out")
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_directory_that_is_published_before_it_is_opened_belongs_to_the_other_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lexists = os.path.lexists
+    monkeypatch.setattr(os.path, "lexists", lambda path: str(path).endswith(".partial") or lexists(path))
+    with pytest.raises(ConfigError, match=r"out\.partial is being written by another run"):
+        resume(tmp_path / "out")
+
+
+def test_a_lock_that_the_file_system_lacks_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    num_open = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match=r"cannot write there: .*No locks available"):
+        resume(tmp_path / "out")
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+def test_a_directory_is_not_finished_while_its_run_is_at_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    unlink = Path.unlink
+
+    def finished_twice(path: Path, missing_ok: bool = False) -> None:
+        with pytest.raises(ConfigError, match="out is being written by another run"):
+            finish_directory(out, "journal")
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", finished_twice)
+    resume(out)
+    assert_whole(out, "new")
+
+
+def test_a_refused_directory_keeps_its_journal(tmp_path: Path) -> None:
+    fill(tmp_path / "out")
+    (tmp_path / "out" / "journal").write_text("precious")
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    for name, overwrite in (("out", False), ("link", False), ("link", True)):
+        with pytest.raises(ConfigError, match="exists"):
+            resume(tmp_path / name, overwrite=overwrite)
+    assert (tmp_path / "out" / "journal").read_text() == "precious"

@@ -57,6 +57,12 @@ def test_an_asynchronous_collective_is_waited_for(group: dist.ProcessGroup) -> N
     assert tensor.tolist() == [1.0, 2.0]
 
 
+def test_an_asynchronous_collective_is_complete_before_it_is_waited_for(group: dist.ProcessGroup) -> None:
+    work = dist.all_reduce(torch.ones(1), group=group, async_op=True)
+    assert work.is_completed() is True
+    assert work.is_success() is True
+
+
 def test_a_broadcast_leaves_the_senders_tensor(group: dist.ProcessGroup) -> None:
     tensor = torch.tensor([3, 4])
     dist.broadcast(tensor, src=0, group=group)

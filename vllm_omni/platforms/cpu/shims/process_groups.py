@@ -36,6 +36,12 @@ class FinishedWork(Work):
     def wait(self, timeout: Any = None) -> bool:
         return True
 
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
 
 class OneRankGroup(ProcessGroup):
     """A process group of one rank, without threads and connections.
