@@ -42,6 +42,14 @@ TABLE_MODEL_TYPES: Mapping[str, FamilyDefaults] = {
 }
 
 
+def head_defaults(config: Mapping[str, Any], num_heads: int, hidden_size: int) -> tuple[int, int]:
+    """Key/value heads and head size of a configuration that leaves them out."""
+    defaults = TABLE_MODEL_TYPES.get(str(config.get("model_type")), FamilyDefaults())
+    # A null means as many as query heads; only a missing key takes the family's default.
+    kv_heads = None if "num_key_value_heads" in config else defaults.num_key_value_heads
+    return kv_heads or num_heads, defaults.head_dim or hidden_size // num_heads
+
+
 def has_table(config: Mapping[str, Any]) -> bool:
     """Whether `expected_tensors` applies: a listed model type, a causal language model, not quantized."""
     architectures = config.get("architectures") or ["ForCausalLM"]
@@ -103,10 +111,9 @@ def require_expected(config: Mapping[str, Any], shapes: Mapping[str, Shape], ori
 def _layer_tensors(config: Mapping[str, Any], hidden: int) -> dict[str, Shape]:
     defaults = TABLE_MODEL_TYPES[config["model_type"]]
     num_heads = _size(config, "num_attention_heads")
-    # A null means as many as query heads; only a missing key takes the family's default.
-    kv_default = num_heads if "num_key_value_heads" in config else defaults.num_key_value_heads
-    num_kv_heads = _size(config, "num_key_value_heads", kv_default or num_heads)
-    head_dim = _size(config, "head_dim", defaults.head_dim or hidden // num_heads)
+    kv_default, dim_default = head_defaults(config, num_heads, hidden)
+    num_kv_heads = _size(config, "num_key_value_heads", kv_default)
+    head_dim = _size(config, "head_dim", dim_default)
     mlp = _size(config, "intermediate_size")
     rows = {
         "self_attn.q_proj": (num_heads * head_dim, hidden),

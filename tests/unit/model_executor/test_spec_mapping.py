@@ -4,6 +4,7 @@ import pytest
 
 from vllm_omni.errors import ConfigError
 from vllm_omni.model_executor.models.decoder.spec_mapping import FAMILIES, decodable_shape, shape_of
+from vllm_omni.quantization.tensor_table import expected_tensors
 
 CONFIG: dict[str, Any] = {
     "omni_source_architecture": "LlamaForCausalLM",
@@ -37,6 +38,25 @@ def test_a_stated_head_size_wins_over_the_computed_one() -> None:
     assert shape.layer_matrices(3)["o"] == ("model.layers.3.self_attn.o_proj.weight", 64, 128)
     assert shape.layer_matrices(3)["down"] == ("model.layers.3.mlp.down_proj.weight", 64, 96)
     assert shape.layer_vectors(0)["q_norm"] == ("model.layers.0.self_attn.q_norm.weight", 32)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "kv_heads", "head_dim"),
+    [("llama", "Llama", 16, 4), ("mistral", "Mistral", 8, 4), ("qwen2", "Qwen2", 32, 4), ("qwen3", "Qwen3", 32, 128)],
+)
+def test_heads_that_a_configuration_leaves_out(
+    model_type: str, architecture: str, kv_heads: int, head_dim: int
+) -> None:
+    """The families' own defaults, by which the tensors of the checkpoint are checked too."""
+    num_heads = max(16, kv_heads)
+    config = family(architecture, model_type=model_type, num_attention_heads=num_heads, hidden_size=4 * num_heads)
+    del config["num_key_value_heads"]
+    shape = shape_of(config)
+    assert (shape.num_kv_heads, shape.head_dim) == (kv_heads, head_dim)
+    expected = expected_tensors(config)
+    for name, rows, columns in shape.layer_matrices(0).values():
+        assert expected[name] == (rows, columns)
+    assert shape_of(config | {"num_key_value_heads": None}).num_kv_heads == num_heads
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 from vllm_omni.errors import ConfigError
 from vllm_omni.quantization.artifact import SOURCE_ARCHITECTURE_KEY
+from vllm_omni.quantization.tensor_table import head_defaults
 
 # `hidden_act` to the stack's name of it. GELU is the exact one, with erf.
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu"}
@@ -144,9 +145,9 @@ def decodable_shape(config: Mapping[str, Any]) -> DecoderShape:
 def _common(config: Mapping[str, Any]) -> DecoderShape:
     """What all families write alike."""
     num_layers, heads = _count(config, "num_hidden_layers"), _count(config, "num_attention_heads")
-    kv_heads = _count(config, "num_key_value_heads", heads)
     hidden = _count(config, "hidden_size")
-    head_dim = _count(config, "head_dim", hidden // heads)
+    kv_default, dim_default = head_defaults(config, heads, hidden)
+    kv_heads, head_dim = _count(config, "num_key_value_heads", kv_default), _count(config, "head_dim", dim_default)
     if heads % kv_heads or head_dim % 2:
         raise ConfigError(
             f"config.json: {heads} heads, {kv_heads} key/value heads, head_dim {head_dim}; accepted: heads that "
