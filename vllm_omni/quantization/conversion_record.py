@@ -59,6 +59,14 @@ def hash_file(path: Path) -> FileEntry:
     return FileEntry(digest.hexdigest(), num_bytes)
 
 
+def hash_bytes(content: memoryview) -> FileEntry:
+    """The same of a mapped file: what it had then, though another may have taken its name."""
+    digest = hashlib.sha256()
+    for begin in range(0, len(content), HASH_CHUNK_BYTES):
+        digest.update(content[begin : begin + HASH_CHUNK_BYTES])
+    return FileEntry(digest.hexdigest(), len(content))
+
+
 def hash_directory(directory: Path, known: Mapping[str, FileEntry] | None = None) -> dict[str, FileEntry]:
     """Entries of all files below `directory` but the record; those in `known` are not read again."""
     entries = dict(known or {})

@@ -15,8 +15,8 @@ from vllm_omni.quantization.checkpoint import INDEX_NAME
 from vllm_omni.quantization.conversion_record import (
     ConversionRecord,
     FileEntry,
+    hash_bytes,
     hash_directory,
-    hash_file,
     write_record,
 )
 from vllm_omni.quantization.gguf_config import hf_config, hf_generation_config, permuted_heads
@@ -104,7 +104,7 @@ def import_gguf(
         raise ConfigError(f"--out {out} holds the source {plan.source.path}; pass another directory")
     tokenizer = build_tokenizer(plan.source)
     documents = _documents(plan)
-    source = {plan.source.path.name: hash_file(plan.source.path)}
+    source = {plan.source.path.name: hash_bytes(plan.source.data.data)}
     with staged_directory(out, overwrite, plan.weight_bytes) as directory:
         for name, document in documents.items():
             write_json(directory / name, document)

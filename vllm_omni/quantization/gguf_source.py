@@ -18,7 +18,7 @@ from gguf.quants import dequantize
 from tokenizers import Tokenizer
 
 from vllm_omni.errors import WeightError
-from vllm_omni.quantization.conversion_record import FileEntry, hash_file
+from vllm_omni.quantization.conversion_record import FileEntry, hash_bytes
 from vllm_omni.quantization.gguf_config import hf_generation_config, permuted_heads
 from vllm_omni.quantization.gguf_file import GgufTensor
 from vllm_omni.quantization.gguf_import import plan_import
@@ -79,7 +79,7 @@ class GgufSource:
         return encode_floats(np.ascontiguousarray(values, np.float32), self.tensors[name].entry.dtype)
 
     def hashes(self) -> dict[str, FileEntry]:
-        return {self.path.name: hash_file(self.path)}
+        return {self.path.name: hash_bytes(self._file.data.data)}
 
     def write_side_files(self, directory: Path) -> None:
         write_json(directory / "generation_config.json", hf_generation_config(self._file))

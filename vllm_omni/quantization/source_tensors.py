@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from vllm_omni.errors import WeightError
 from vllm_omni.quantization.checkpoint import check_checkpoint
 from vllm_omni.quantization.checkpoint_files import open_checkpoint
-from vllm_omni.quantization.conversion_record import FileEntry, hash_file
+from vllm_omni.quantization.conversion_record import FileEntry, hash_bytes, hash_file
 from vllm_omni.quantization.packing import QuantizedMatrix
 from vllm_omni.quantization.safetensors_format import TensorEntry
 
@@ -94,10 +94,9 @@ class HfSource:
         self.config = files.config
         _require_float(directory, self.config, files.tensors)
         self.tensors: Mapping[str, SourceTensor] = {name: SourceTensor(entry) for name, entry in files.tensors.items()}
-        self._file_names = sorted(files.shards)
         self._begins = {name: files.shards[holder].begins[name] for name, holder in files.holders.items()}
-        maps = {name: np.memmap(directory / name, np.uint8, "r") for name in self._file_names}
-        self._maps = {name: maps[holder] for name, holder in files.holders.items()}
+        self._files = {name: np.memmap(directory / name, np.uint8, "r") for name in sorted(files.shards)}
+        self._maps = {name: self._files[holder] for name, holder in files.holders.items()}
 
     def rows(self, name: str, begin: int, end: int) -> np.ndarray:
         entry = self.tensors[name].entry
@@ -114,7 +113,9 @@ class HfSource:
         return self._maps[name][first : first + self.tensors[name].entry.num_bytes].tobytes()
 
     def hashes(self) -> dict[str, FileEntry]:
-        return {name: hash_file(self.path / name) for name in ["config.json", *self._file_names]}
+        # Of what is mapped: a file that was replaced since then is not where the values come from.
+        shards = {name: hash_bytes(content.data) for name, content in self._files.items()}
+        return {"config.json": hash_file(self.path / "config.json"), **shards}
 
     def write_side_files(self, directory: Path) -> None:
         for pattern in SIDE_FILES:

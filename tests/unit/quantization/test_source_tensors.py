@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from vllm_omni.errors import WeightError
+from vllm_omni.quantization.conversion_record import hash_file
 from vllm_omni.quantization.safetensors_format import TensorEntry, write_shard
 from vllm_omni.quantization.source_tensors import HfSource, decode_floats, encode_floats
 
@@ -30,6 +31,17 @@ def test_rows_come_from_the_right_shard(checkpoint: Any) -> None:
     assert source.rows("model.norm.weight", 1, 3).shape == (2,)
     assert source.plain("model.norm.weight") == source.rows("model.norm.weight", 0, 4).tobytes()
     assert sorted(source.hashes()) == ["config.json", *sorted(path.name for path in directory.glob("*.safetensors"))]
+
+
+def test_hashes_are_of_the_files_that_were_opened(checkpoint: Any) -> None:
+    """Another file under the name is not where the tensors come from."""
+    directory = checkpoint.write()
+    (path,) = directory.glob("*.safetensors")
+    source, before = HfSource(directory), hash_file(path)
+    other = path.with_name("other")
+    other.write_bytes(bytes(path.stat().st_size))
+    other.replace(path)
+    assert source.hashes()[path.name] == before != hash_file(path)
 
 
 def test_side_files_are_copied(checkpoint: Any, tmp_path: Path) -> None:
