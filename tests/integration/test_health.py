@@ -7,6 +7,7 @@ import pytest
 
 from tests.integration.conftest import StrictServer
 from tests.server import RunningServer
+from vllm_omni.native.library import native_status
 
 pytestmark = pytest.mark.engine
 
@@ -42,6 +43,13 @@ def test_health_after_loading(server: RunningServer, path: str) -> None:
     assert body["max_requests"] == 10
     assert body["max_model_len"] == 8192
     assert body["stage_topology"] == "inline"
+
+
+def test_health_says_what_computes(server: RunningServer) -> None:
+    body, isa = server.get("/health").json(), native_status().isa
+    paths = ("native", "native-w4a8") if isa else ("torch", "torch-unpacked")
+    assert (body["forward_path"], body["weight_path"]) == paths
+    assert body.get("native_isa") == isa
 
 
 def test_the_server_is_one_process(server: RunningServer) -> None:

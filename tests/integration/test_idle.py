@@ -14,7 +14,7 @@ pytestmark = pytest.mark.engine
 INTERVAL_S = 8.0
 DATE_TIMEOUT_S = 10.0
 # In processor time, and in waits that ended: what other processes do does not count. Measured: 0.1% and 1.6.
-MAX_CPU_RATIO = 0.02
+MAX_CPU_RATIO = 0.01
 MAX_WAKEUPS_PER_S = 6.0
 
 

@@ -11,7 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, MistralConfig, PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from tests.parity.decoder_harness import Sequences, dequantized_twin, make_artifact, make_checkpoint, make_path
 from vllm_omni.model_executor.models.decoder.step import DecoderPath
@@ -135,3 +143,24 @@ def test_rows_of_several_sequences_do_not_mix(
     rows_of_second = torch.cat([parts[1][1:], parts[2][4:], parts[3][5:]])
     assert_close(rows_of_first, reference_logits(family[1], first))
     assert_close(rows_of_second, reference_logits(family[1], second))
+
+
+@pytest.mark.parametrize("kind", PATHS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_four_bits_are_off_by_what_quantizing_takes(tmp_path: Path, name: str, kind: str) -> None:
+    """Computing with the packed weights adds little to the difference that the weights themselves make."""
+    if kind == "native" and native_status().isa is None:
+        pytest.skip(f"no native core: {native_status().reason}")
+    checkpoint = make_checkpoint(CONFIGS[name], tmp_path / "checkpoint")
+    artifact = make_artifact(checkpoint, tmp_path / "artifact", bits=4, group_size=64)
+    original = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    path, shape = make_path(kind, artifact)
+    prompt = tokens(70, 5)
+    try:
+        logits = Sequences(path, shape, dict(artifact.config)).step({0: prompt})
+    finally:
+        path.close()
+    exact, twin = reference_logits(original, prompt), reference_logits(dequantized_twin(checkpoint, artifact), prompt)
+    own_error = (twin - exact).square().mean().sqrt()
+    assert (logits - exact).square().mean().sqrt() < 1.05 * own_error
+    assert (logits - twin).square().mean().sqrt() < own_error / 3

@@ -4,7 +4,7 @@ from typing import Literal
 
 ForwardPath = Literal["native_step", "native_prefill", "torch"]
 
-# Up to this many rows share one pass over the weights, which is what a step costs then; with more, arithmetic does.
+# Up to this many rows reading the weights is what a step costs, with more it is arithmetic; the call is the same.
 MAX_STEP_ROWS = 32
 
 
