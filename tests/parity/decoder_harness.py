@@ -64,8 +64,8 @@ def dequantized_twin(checkpoint: Path, artifact: Artifact) -> PreTrainedModel:
     return model.eval()
 
 
-def make_path(kind: str, artifact: Artifact) -> tuple[DecoderPath, DecoderShape]:
-    """The artifact on the `native` or `torch` path."""
+def make_path(kind: str, artifact: Artifact, isa: str | None = None) -> tuple[DecoderPath, DecoderShape]:
+    """The artifact on the `native` path, on its best arm or on `isa`, or on the `torch` path."""
     mapped, shape = MappedWeights(artifact), shape_of(artifact.config)
     make: Any = native_matrix if kind == "native" else TorchMatrix.of
     weights = decoder_weights(mapped, shape, make)
@@ -73,7 +73,7 @@ def make_path(kind: str, artifact: Artifact) -> tuple[DecoderPath, DecoderShape]
     if not shape.ties_embeddings:
         head = make(mapped.matrix(shape.head_name, shape.vocab_size, shape.hidden_size))
     assert head is not None
-    path = NativePath(Team(2), shape, weights, head) if kind == "native" else TorchPath(shape, weights, head)
+    path = NativePath(Team(2, isa), shape, weights, head) if kind == "native" else TorchPath(shape, weights, head)
     return path, shape
 
 

@@ -21,9 +21,11 @@ from transformers import (
     Qwen3Config,
 )
 
+from tests.native.arms import ISAS
 from tests.parity.decoder_harness import Sequences, dequantized_twin, make_artifact, make_checkpoint, make_path
+from vllm_omni.model_executor.models.decoder.spec_mapping import DecoderShape
 from vllm_omni.model_executor.models.decoder.step import DecoderPath
-from vllm_omni.native.library import native_status
+from vllm_omni.native.library import native_library, native_status
 from vllm_omni.quantization.artifact import Artifact
 
 SIZES: dict[str, Any] = {
@@ -59,7 +61,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
 # makes of it in two layers. Measured: root mean square up to 0.014, largest up to 0.07.
 RMS_TOLERANCE = 0.02
 MAX_TOLERANCE = 0.1
-PATHS = ("torch", "native")
+PATHS = ("torch", *ISAS)
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
@@ -73,18 +75,26 @@ def family(
     return artifact, dequantized_twin(checkpoint, artifact)
 
 
+def open_path(name: str, artifact: Artifact) -> tuple[DecoderPath, DecoderShape]:
+    """The torch path, or an arm of the native core where this machine runs it."""
+    if name == "torch":
+        return make_path("torch", artifact)
+    library = native_library()
+    if library is None or name not in library.runnable_isas:
+        pytest.skip(f"this machine does not run {name}: {native_status()}")
+    return make_path("native", artifact, name)
+
+
 @pytest.fixture(params=PATHS)
 def sequences(
     request: pytest.FixtureRequest, family: tuple[Artifact, PreTrainedModel]
 ) -> Iterator[Callable[..., Sequences]]:
     """Makes sequences on one path over the family's artifact."""
-    if request.param == "native" and native_status().isa is None:
-        pytest.skip(f"no native core: {native_status().reason}")
     artifact, _ = family
     made: list[DecoderPath] = []
 
     def make(**options: Any) -> Sequences:
-        path, shape = make_path(request.param, artifact)
+        path, shape = open_path(request.param, artifact)
         made.append(path)
         return Sequences(path, shape, dict(artifact.config), **options)
 
@@ -149,12 +159,10 @@ def test_rows_of_several_sequences_do_not_mix(
 @pytest.mark.parametrize("name", CONFIGS)
 def test_four_bits_are_off_by_what_quantizing_takes(tmp_path: Path, name: str, kind: str) -> None:
     """Computing with the packed weights adds little to the difference that the weights themselves make."""
-    if kind == "native" and native_status().isa is None:
-        pytest.skip(f"no native core: {native_status().reason}")
     checkpoint = make_checkpoint(CONFIGS[name], tmp_path / "checkpoint")
     artifact = make_artifact(checkpoint, tmp_path / "artifact", bits=4, group_size=64)
     original = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    path, shape = make_path(kind, artifact)
+    path, shape = open_path(kind, artifact)
     prompt = tokens(70, 5)
     try:
         logits = Sequences(path, shape, dict(artifact.config)).step({0: prompt})
