@@ -71,6 +71,8 @@ class NativePath:
             raise EngineError("the decoder has no cache yet")
         # A step is the same object where its tensors are, and so is where they lie.
         if step is not self._filled or hidden.data_ptr() != self._batch.struct.hidden:
+            # What is refused half way leaves a batch that is no step's.
+            self._filled = None
             self._fill_batch(step, hidden)
             self._filled = step
         self._decoder.step(self._batch)
