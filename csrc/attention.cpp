@@ -8,17 +8,18 @@ namespace {
 
 // Queries (rows times heads of a group) that share one pass over keys and values.
 constexpr int64_t kQueriesPerTask = 48;
-// At least so many keys in a task where a batch has too few tasks for its threads.
-constexpr int64_t kKeysPerPart = 256;
-constexpr int64_t kTasksPerThread = 8;
+// Queries up to which every part of a context is a task of its own; with more, where there are too few tasks for the threads.
+constexpr int64_t kQueriesToSplit = 16;
+constexpr int64_t kTasksPerThread = 4;
 
-int64_t padded_dim(int32_t head_dim) { return (head_dim + 15) / 16 * 16; }
+int64_t rounded_up(int64_t floats) { return (floats + 15) / 16 * 16; }
 
 }  // namespace
 
 int64_t attention_scratch_floats(int64_t queries, int32_t head_dim) {
-    const int64_t state = (2 * queries + 15) / 16 * 16;
-    return queries * (2 * padded_dim(head_dim) + kAttentionTile) + state + 2 * kAttentionTile * padded_dim(head_dim);
+    const int64_t width = rounded_up(head_dim);
+    return 3 * rounded_up(queries * width) + rounded_up(queries * kTileKeys) + 2 * rounded_up(2 * queries) + width * kTileKeys +
+           2 * rounded_up(queries) + rounded_up((queries * width + 3) / 4);
 }
 
 void AttentionPlan::make(const omni_batch& batch, int64_t row_begin, int64_t row_end, const AttentionShape& shape, int num_threads) {
@@ -27,31 +28,34 @@ void AttentionPlan::make(const omni_batch& batch, int64_t row_begin, int64_t row
     num_slots_ = 0;
     const int64_t rows_per_task = std::max<int64_t>(1, kQueriesPerTask / shape.heads_per_kv());
     const int64_t tasks = (row_end - row_begin) * shape.num_kv_heads / std::min(rows_per_task, row_end - row_begin);
-    // Enough parts to keep the threads busy, and no more: each part of a row has its own sums.
-    const int64_t max_parts = std::max<int64_t>(1, (kTasksPerThread * num_threads + tasks - 1) / tasks);
+    const bool has_few_tasks = tasks < kTasksPerThread * num_threads;
     for (int32_t sequence = 0; sequence < batch.num_seqs; ++sequence) {
         const int64_t begin = std::max<int64_t>(row_begin, batch.query_start[sequence]);
         const int64_t end = std::min<int64_t>(row_end, batch.query_start[sequence + 1]);
         // A row's place: the last row of the sequence has the last place.
         const int64_t offset = batch.seq_lens[sequence] - batch.query_start[sequence + 1];
-        for (int64_t row = begin; row < end; row += rows_per_task)
-            add_rows(sequence, row - row_begin, std::min(rows_per_task, end - row), row + offset, shape, max_parts);
+        for (int64_t row = begin; row < end; row += rows_per_task) {
+            const int64_t num_rows = std::min(rows_per_task, end - row);
+            const bool is_split = has_few_tasks || num_rows * shape.heads_per_kv() <= kQueriesToSplit;
+            add_rows(sequence, row - row_begin, num_rows, row + offset, shape, is_split);
+        }
     }
     const int64_t queries = rows_per_task * shape.heads_per_kv();
-    tile_floats_ = (attention_scratch_floats(queries, shape.head_dim) + 15) / 16 * 16;
+    tile_floats_ = attention_scratch_floats(queries, shape.head_dim);
     tiles_ = tiles_scratch_.reserve<float>(tile_floats_ * num_threads);
     sums_ = sums_scratch_.reserve<float>(num_slots_ * shape.width());
     states_ = states_scratch_.reserve<float>(num_slots_ * 2 * shape.num_heads);
 }
 
 void AttentionPlan::add_rows(int32_t sequence, int64_t row, int64_t num_rows, int64_t first_index, const AttentionShape& shape,
-                             int64_t max_parts) {
+                             bool is_split) {
     const int64_t end = first_index + num_rows;
     const int64_t begin = shape.window > 0 ? std::max<int64_t>(0, first_index - shape.window + 1) : 0;
-    const int64_t count = std::max<int64_t>(1, std::min(max_parts, (end - begin) / kKeysPerPart));
-    for (int64_t part = 0; part < count; ++part) {
-        const Range keys = share(end - begin, part, count);
-        spans_.push_back({sequence, row, num_rows, first_index, begin + keys.begin, begin + keys.end, num_slots_ + part * num_rows});
+    int64_t count = 0;
+    for (int64_t key = begin; key < end; ++count) {
+        const int64_t next = is_split ? std::min(end, (key / kPartKeys + 1) * kPartKeys) : end;
+        spans_.push_back({sequence, row, num_rows, first_index, key, next, num_slots_ + count * num_rows});
+        key = next;
     }
     for (int64_t i = 0; i < num_rows; ++i) parts_[size_t(row + i)] = {num_slots_ + i, num_rows, count};
     num_slots_ += count * num_rows;
@@ -81,8 +85,8 @@ void AttentionPlan::attend(const Kernels& kernels, int thread, const omni_kv_cac
         task.q_stride = q_stride;
         task.out = sums_ + span.slot * shape.width() + kv_head * group_floats;
         task.out_stride = shape.width();
-        task.max_and_sum = states_ + 2 * (span.slot * shape.num_heads + int64_t(kv_head) * shape.heads_per_kv());
-        task.max_and_sum_stride = 2 * shape.num_heads;
+        task.state = states_ + 2 * (span.slot * shape.num_heads + int64_t(kv_head) * shape.heads_per_kv());
+        task.state_stride = 2 * shape.num_heads;
         task.scratch = tiles_ + thread * tile_floats_;
         kernels.attention(task);
     }

@@ -23,7 +23,7 @@ LIBRARY = CSRC.parent / "vllm_omni" / "native" / "libomni_native.so"
 COMPILERS = ("c++", "g++", "clang++")
 NUM_JOBS = 2
 COMMON_FLAGS = (
-    "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fopenmp-simd", "-pthread",
+    "-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-fopenmp-simd", "-pthread",
     "-Wall", "-Wextra", "-Wno-psabi", "-Werror=return-type",
 )  # fmt: skip
 # Processor family to its arms and their flags. The generic arm runs everywhere and has no flags of its own.

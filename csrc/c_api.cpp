@@ -97,6 +97,8 @@ void split(omni_team* handle, int64_t count, const Body& body) {
 
 OMNI_EXPORT int32_t omni_abi_version(void) { return OMNI_ABI_VERSION; }
 
+OMNI_EXPORT int32_t omni_numerics_version(void) { return OMNI_NUMERICS_VERSION; }
+
 OMNI_EXPORT const char* omni_last_error(void) { return last_error.c_str(); }
 
 OMNI_EXPORT const char* omni_compiled_isas(void) {
@@ -185,9 +187,11 @@ OMNI_EXPORT int32_t omni_quantize_rows(omni_team* team, const float* x, int64_t 
         omni::check_positive("columns", columns);
         omni::check_group_size(group_size);
         const int64_t groups = (columns + group_size - 1) / group_size;
+        std::vector<int32_t> sums(size_t(num_rows * groups));
         split(team, num_rows, [&](const Kernels& kernels, int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; ++i)
-                kernels.quantize_row(x + i * columns, columns, group_size, p + i * groups * group_size, a + i * groups, s + i * groups);
+                kernels.quantize_row(x + i * columns, columns, group_size,
+                                     {p + i * groups * group_size, a + i * groups, s + i * groups, sums.data() + i * groups});
         });
     });
 }
@@ -233,7 +237,8 @@ OMNI_EXPORT int32_t omni_store_kv(omni_team* team, const omni_kv_cache* cache, c
             for (int64_t i = begin; i < end; ++i) {
                 const int64_t slot = slots[i / num_kv_heads];
                 if (slot < 0) continue;
-                uint8_t* cell = omni::cell_in(*cache, slot / cache->block_size, i % num_kv_heads, slot % cache->block_size);
+                const omni::CacheCell cell =
+                    omni::cell_in(*cache, head_dim, slot / cache->block_size, i % num_kv_heads, slot % cache->block_size);
                 kernels.store_cell(cell, k + i * head_dim, v + i * head_dim, head_dim, cache->kind);
             }
         });

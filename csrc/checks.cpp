@@ -82,13 +82,14 @@ void check_cache(const omni_kv_cache& cache, int32_t num_kv_heads, int32_t head_
     check_positive("num_blocks", cache.num_blocks);
     check_positive("block_size", cache.block_size);
     if (cache.kind != OMNI_KV_BFLOAT16 && cache.kind != OMNI_KV_INT8) refuse("cache kind", text(cache.kind), "0 (bfloat16) or 1 (int8)");
-    const int64_t cell = cell_size(cache, head_dim);
-    if (cache.token_stride < cell) refuse("token_stride", text(cache.token_stride), "at least a cell's " + text(cell) + " bytes");
-    if (cache.head_stride < cell || cache.block_stride < cell * num_kv_heads * cache.block_size)
-        refuse("head_stride, block_stride", text(cache.head_stride) + ", " + text(cache.block_stride), "strides that hold a page");
-    const uintptr_t alignment = cache.kind == OMNI_KV_BFLOAT16 ? 2 : 1;
-    if (reinterpret_cast<uintptr_t>(cache.data) % alignment || cache.token_stride % int64_t(alignment))
-        refuse("cache data", "not aligned", "even addresses");
+    if (cache.block_size % kChunkKeys) refuse("block_size", text(cache.block_size), "a multiple of 16");
+    const int64_t page = cell_size(cache, head_dim) * cache.block_size;
+    if (cache.head_stride < page) refuse("head_stride", text(cache.head_stride), "at least a head's " + text(page) + " bytes of a page");
+    if (cache.block_stride < cache.head_stride * (num_kv_heads - 1) + page)
+        refuse("block_stride", text(cache.block_stride), "at least a page's bytes for " + text(num_kv_heads) + " heads");
+    // bfloat16 is read two bytes at a time, scales of int8 four; every other read takes any address.
+    if (reinterpret_cast<uintptr_t>(cache.data) % 4 || cache.head_stride % 4 || cache.block_stride % 4)
+        refuse("cache data", "not aligned", "addresses and strides that are multiples of 4");
 }
 
 void check_slots(const omni_kv_cache& cache, const int64_t* slots, int64_t count) {

@@ -176,7 +176,7 @@ void Decoder::place_key_value(const omni_batch& batch, const omni_layer& layer, 
         for (int32_t i = 0; i < spec_.head_dim; ++i) value[i] += layer.v_bias[head * spec_.head_dim + i];
     const int64_t slot = batch.slots[layer.kv_group][first_row_ + row];
     if (slot < 0) return;
-    uint8_t* cell = cell_in(cache, slot / cache.block_size, head, slot % cache.block_size);
+    const CacheCell cell = cell_in(cache, spec_.head_dim, slot / cache.block_size, head, slot % cache.block_size);
     kernels_.store_cell(cell, key, value, spec_.head_dim, cache.kind);
 }
 

@@ -69,13 +69,15 @@ void QuantizedInput::resize(int64_t rows) {
         v.p = v.p_scratch.reserve<int8_t>(rows * v.groups * v.group_size);
         v.a = v.a_scratch.reserve<float>(rows * v.groups);
         v.s = v.s_scratch.reserve<float>(rows * v.groups);
+        v.sums = v.sums_scratch.reserve<int32_t>(rows * v.groups);
     }
 }
 
 void QuantizedInput::quantize_row(const Kernels& kernels, const float* x, int64_t row) {
     for (int i = 0; i < num_variants_; ++i) {
         Variant& v = variants_[i];
-        kernels.quantize_row(x, columns_, v.group_size, v.p + row * v.groups * v.group_size, v.a + row * v.groups, v.s + row * v.groups);
+        const int64_t first = row * v.groups;
+        kernels.quantize_row(x, columns_, v.group_size, {v.p + first * v.group_size, v.a + first, v.s + first, v.sums + first});
     }
 }
 
@@ -83,7 +85,7 @@ Activations QuantizedInput::with(int32_t group_size) const {
     for (int i = 0; i < num_variants_; ++i)
         if (variants_[i].group_size == group_size) {
             const Variant& v = variants_[i];
-            return {v.p, v.a, v.s, v.groups * v.group_size, v.groups};
+            return {v.p, v.a, v.s, v.sums, v.groups * v.group_size, v.groups};
         }
     return {};
 }

@@ -1,4 +1,5 @@
-// Attention of a batch over the paged cache, cut into tasks that the threads of a team take one by one.
+// Attention of a batch over the paged cache, cut into tasks that the threads of a team take one by one. How it is cut changes no bit of
+// the result.
 #pragma once
 
 #include <vector>
@@ -42,7 +43,7 @@ private:
         int64_t slot, stride, count;
     };
 
-    void add_rows(int32_t sequence, int64_t row, int64_t num_rows, int64_t first_index, const AttentionShape& shape, int64_t max_parts);
+    void add_rows(int32_t sequence, int64_t row, int64_t num_rows, int64_t first_index, const AttentionShape& shape, bool is_split);
 
     std::vector<Span> spans_;
     std::vector<Parts> parts_;

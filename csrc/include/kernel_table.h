@@ -15,18 +15,41 @@ static inline int64_t num_blocks(const omni_matrix& m) { return (m.rows + kBlock
 static inline int64_t num_groups(const omni_matrix& m) { return (m.columns + m.group_size - 1) / m.group_size; }
 static inline int64_t cell_bytes(const omni_matrix& m) { return kCellHeaderBytes + kBlockRows * m.group_size * m.bits / 8; }
 
-// Where the cache has keys and values of one head of the token at `offset` of a block.
-static inline uint8_t* cell_in(const omni_kv_cache& cache, int64_t block, int64_t head, int64_t offset) {
-    return cache.data + block * cache.block_stride + head * cache.head_stride + offset * cache.token_stride;
+// Keys that lie side by side, keys that are scored together, and keys whose sums are taken from nothing: attention.inl.
+constexpr int64_t kChunkKeys = 16;
+constexpr int64_t kTileKeys = 64;
+constexpr int64_t kPartKeys = 256;
+
+// Where one token's key and value of one head begin; README.md draws it. The scales are those of an int8 cache.
+struct CacheCell {
+    uint8_t *keys, *values, *key_scale, *value_scale;
+};
+
+static inline CacheCell cell_in(const omni_kv_cache& cache, int32_t head_dim, int64_t block, int64_t head, int64_t offset) {
+    uint8_t* page = cache.data + block * cache.block_stride + head * cache.head_stride;
+    const int64_t element = cache.kind == OMNI_KV_BFLOAT16 ? 2 : 1;
+    const int64_t side_by_side = cache.kind == OMNI_KV_BFLOAT16 ? 2 : 4;  // bytes of one key among those of the others
+    uint8_t* values = page + cache.block_size * head_dim * element;
+    uint8_t* scales = values + cache.block_size * head_dim * element;
+    return {page + offset / kChunkKeys * kChunkKeys * head_dim * element + offset % kChunkKeys * side_by_side,
+            values + offset * head_dim * element, scales + 4 * offset, scales + 4 * (cache.block_size + offset)};
 }
 
-// Quantized rows of activations: p [rows, padded columns], a and s [rows, groups].
+// Quantized rows of activations: p [rows, padded columns], a, s and sums (of p) [rows, groups].
 struct Activations {
     const int8_t* p;
     const float* a;
     const float* s;
+    const int32_t* sums;
     int64_t padded_columns;
     int64_t groups;
+};
+
+// Where one such row is written.
+struct QuantizedRow {
+    int8_t* p;
+    float *a, *s;
+    int32_t* sums;
 };
 
 // Queries of one head group of one sequence against a range of its keys.
@@ -39,15 +62,15 @@ struct AttentionTask {
     int32_t window;
     int64_t first_index;    // place of the first query row's token in the sequence
     int64_t num_rows;       // consecutive query rows
-    int64_t key_begin;
+    int64_t key_begin;      // parts before it are not looked at, nor keys of its own part before it
     int64_t key_end;        // exclusive; later keys than a query's own are masked
     float scale;
     const float* q;         // first row, first head of the group
     int64_t q_stride;       // floats from row to row; heads are head_dim apart
     float* out;             // unnormalised sums, rows and heads as out_stride says
     int64_t out_stride;
-    float* max_and_sum;     // [num_rows, heads_per_kv, 2]: largest score and sum of exponentials
-    int64_t max_and_sum_stride;
+    float* state;           // [num_rows, heads_per_kv, 2]: largest score and sum of exponentials; 0 as the sum: no key was seen
+    int64_t state_stride;
     float* scratch;         // attention_scratch_floats() of it, aligned to 64 bytes
 };
 
@@ -57,23 +80,22 @@ struct Kernels {
     // out[row - row_begin][column] for the matrix's blocks [block_begin, block_end), added to what is there if `accumulate`.
     void (*gemm)(const omni_matrix& matrix, const Activations& x, int64_t row_begin, int64_t row_end, int64_t block_begin,
                  int64_t block_end, float* out, int64_t out_stride, bool accumulate);
-    void (*quantize_row)(const float* x, int64_t columns, int32_t group_size, int8_t* p, float* a, float* s);
+    void (*quantize_row)(const float* x, int64_t columns, int32_t group_size, const QuantizedRow& out);
     void (*dequantize_row)(const omni_matrix& matrix, int64_t row, float* out);
     void (*to_bfloat16)(const float* x, int64_t count, uint16_t* out);
     void (*rms_norm_row)(const float* x, const float* weight, int64_t columns, float eps, float* out);
     void (*rope_head)(float* x, const float* cos_sin, int32_t rotary_dim, int32_t style);
     void (*gated_activation)(const float* gate, const float* up, int64_t count, int32_t activation, float* out);
     void (*sigmoid)(float* x, int64_t count);
-    void (*store_cell)(uint8_t* cell, const float* k, const float* v, int32_t head_dim, int32_t kind);
+    void (*store_cell)(const CacheCell& cell, const float* k, const float* v, int32_t head_dim, int32_t kind);
     void (*attention)(const AttentionTask& task);
-    // Joins `parts` partial results of one head: out = sum over parts, normalised. Parts are part_stride floats apart.
-    void (*join_attention)(const float* sums, int64_t part_stride, const float* max_and_sum, int64_t max_and_sum_stride, int64_t parts,
+    // Folds `parts` results of one head, from the first to the last, and normalises. Parts are part_stride floats apart.
+    void (*join_attention)(const float* sums, int64_t part_stride, const float* states, int64_t state_stride, int64_t parts,
                            int32_t head_dim, float* out);
 };
 
 // Floats of scratch that attention needs for `queries` = rows x heads of a group.
 int64_t attention_scratch_floats(int64_t queries, int32_t head_dim);
-constexpr int64_t kAttentionTile = 64;
 
 const Kernels* generic_kernels();
 const Kernels* avx2_kernels();

@@ -9,7 +9,9 @@
 extern "C" {
 #endif
 
-#define OMNI_ABI_VERSION 1
+#define OMNI_ABI_VERSION 2
+// Changes whenever the bits of a result do.
+#define OMNI_NUMERICS_VERSION 2
 
 enum { OMNI_OK = 0, OMNI_ERROR_ARGUMENT = -1, OMNI_ERROR_ISA = -2, OMNI_ERROR_MEMORY = -3 };
 enum { OMNI_ACTIVATION_SILU = 0, OMNI_ACTIVATION_GELU = 1 };       // GELU: exact, with erf
@@ -62,14 +64,13 @@ typedef struct {
     omni_matrix embedding;            // [vocabulary, hidden] or absent: rows are looked up
 } omni_decoder_spec;
 
-// Where one layer's keys and values lie; strides in bytes.
+// Where one layer's pages lie, as README.md draws them; strides in bytes.
 typedef struct {
     uint8_t* data;
     int64_t num_blocks;
     int64_t block_stride;
     int64_t head_stride;
-    int64_t token_stride;
-    int32_t block_size;               // tokens
+    int32_t block_size;               // tokens, a multiple of 16
     int32_t kind;                     // OMNI_KV_*
 } omni_kv_cache;
 
@@ -92,6 +93,7 @@ typedef struct omni_team omni_team;
 typedef struct omni_decoder omni_decoder;
 
 int32_t omni_abi_version(void);
+int32_t omni_numerics_version(void);
 const char* omni_last_error(void);
 
 // Names of the arms compiled in, comma-separated, best first; and of those this machine can run.

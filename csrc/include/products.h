@@ -25,9 +25,10 @@ private:
     struct Variant {
         int32_t group_size;
         int64_t groups;
-        Scratch p_scratch, a_scratch, s_scratch;
+        Scratch p_scratch, a_scratch, s_scratch, sums_scratch;
         int8_t* p;
         float *a, *s;
+        int32_t* sums;
     };
     int64_t columns_ = 0;
     Variant variants_[3];

@@ -3,7 +3,8 @@
 
 #define OMNI_ARM avx2
 #define OMNI_LANES 8
-#include "portable.inl"
+#define OMNI_FUSED(a, b, c) ((Floats)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
+#include "attention.inl"
 
 namespace omni {
 namespace avx2 {
@@ -130,10 +131,12 @@ void multiply_cells(const Cells& cells, const Activations& x, int64_t row, float
         multiply_group<Rows, F>(cell + kCellHeaderBytes, cells.group_size, p, products);
         for (int half = 0; half < 2; ++half) {
             const __m256 scale = load_halves(cell + 16 * half);
-            __m256 minimum = load_halves(cell + 32 + 16 * half);
-            if (F == Form::bytes) minimum = _mm256_fmadd_ps(scale, _mm256_set1_ps(127.0f), minimum);
+            const __m256 minimum = load_halves(cell + 32 + 16 * half);
             for (int r = 0; r < Rows; ++r) {
-                const __m256 product = _mm256_mul_ps(_mm256_cvtepi32_ps(products[r][half]), scale);
+                __m256i sum = products[r][half];
+                // The products are of q - 127.
+                if (F == Form::bytes) sum = _mm256_add_epi32(sum, _mm256_set1_epi32(127 * x.sums[(row + r) * x.groups + g]));
+                const __m256 product = _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale);
                 const __m256 with_minimum = _mm256_fmadd_ps(minimum, _mm256_set1_ps(s[r][g]), totals[r][half]);
                 totals[r][half] = _mm256_fmadd_ps(product, _mm256_set1_ps(a[r][g]), with_minimum);
             }
@@ -142,6 +145,25 @@ void multiply_cells(const Cells& cells, const Activations& x, int64_t row, float
     }
     for (int r = 0; r < Rows; ++r)
         for (int half = 0; half < 2; ++half) _mm256_store_ps(sums[r] + 8 * half, totals[r][half]);
+}
+
+template <int Rows>
+void multiply_codes(const uint8_t* codes, int32_t head_dim, const int8_t* q, int64_t q_stride, const int32_t*,
+                    int32_t (*out)[kChunkKeys]) {
+    const __m256i middle = _mm256_set1_epi8(127), ones = _mm256_set1_epi16(1);
+    __m256i products[Rows][2] = {};
+    for (int32_t d = 0; d < head_dim; d += 4, codes += 64)
+        for (int half = 0; half < 2; ++half) {
+            const __m256i keys = _mm256_sub_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 32 * half)), middle);
+            const __m256i magnitude = _mm256_abs_epi8(keys);
+            for (int r = 0; r < Rows; ++r) {
+                const __m256i pairs = _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(broadcast4(q + r * q_stride + d), keys));
+                products[r][half] = _mm256_add_epi32(products[r][half], _mm256_madd_epi16(pairs, ones));
+            }
+        }
+    for (int r = 0; r < Rows; ++r)
+        for (int half = 0; half < 2; ++half)
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(out[r] + 8 * half), products[r][half]);
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
 #include <simde/x86/f16c.h>
-// Two operations that not every version of SIMDe has.
+// Operations that not every version of SIMDe has, or rounds once.
 static inline simde__m512 emulated_cvtepi32_ps(simde__m512i x) {
     simde__m512_private out;
     for (int i = 0; i < 16; ++i) out.f32[i] = float(simde__m512i_to_private(x).i32[i]);
@@ -14,10 +14,17 @@ static inline simde__m512 emulated_cvtph_ps(simde__m256i x) {
     for (int i = 0; i < 16; ++i) out.f32[i] = simde_float16_to_float32(simde_uint16_as_float16(simde__m256i_to_private(x).u16[i]));
     return simde__m512_from_private(out);
 }
+static inline simde__m512 emulated_fmadd_ps(simde__m512 a, simde__m512 b, simde__m512 c) {
+    simde__m512_private out, x = simde__m512_to_private(a), y = simde__m512_to_private(b), z = simde__m512_to_private(c);
+    for (int i = 0; i < 16; ++i) out.f32[i] = __builtin_fmaf(x.f32[i], y.f32[i], z.f32[i]);
+    return simde__m512_from_private(out);
+}
 #undef _mm512_cvtepi32_ps
 #undef _mm512_cvtph_ps
+#undef _mm512_fmadd_ps
 #define _mm512_cvtepi32_ps emulated_cvtepi32_ps
 #define _mm512_cvtph_ps emulated_cvtph_ps
+#define _mm512_fmadd_ps emulated_fmadd_ps
 #else
 #include <immintrin.h>
 #endif
@@ -26,7 +33,8 @@ static inline simde__m512 emulated_cvtph_ps(simde__m256i x) {
 
 #define OMNI_ARM avx512_vnni
 #define OMNI_LANES 16
-#include "portable.inl"
+#define OMNI_FUSED(a, b, c) ((Floats)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
+#include "attention.inl"
 
 namespace omni {
 namespace avx512_vnni {
@@ -79,6 +87,18 @@ void multiply_cells(const Cells& cells, const Activations& x, int64_t row, float
         }
     }
     for (int r = 0; r < Rows; ++r) _mm512_storeu_ps(sums[r], totals[r]);
+}
+
+template <int Rows>
+void multiply_codes(const uint8_t* codes, int32_t head_dim, const int8_t* q, int64_t q_stride, const int32_t* q_sums,
+                    int32_t (*out)[kChunkKeys]) {
+    __m512i products[Rows];
+    for (int r = 0; r < Rows; ++r) products[r] = _mm512_set1_epi32(-127 * q_sums[r]);
+    for (int32_t d = 0; d < head_dim; d += 4, codes += 64) {
+        const __m512i keys = _mm512_loadu_si512(codes);
+        for (int r = 0; r < Rows; ++r) products[r] = _mm512_dpbusd_epi32(products[r], keys, broadcast4(q + r * q_stride + d));
+    }
+    for (int r = 0; r < Rows; ++r) _mm512_storeu_si512(out[r], products[r]);
 }
 
 }  // namespace

@@ -3,7 +3,8 @@
 
 #define OMNI_ARM neon_dotprod
 #define OMNI_LANES 4
-#include "portable.inl"
+#define OMNI_FUSED(a, b, c) ((Floats)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
+#include "attention.inl"
 
 namespace omni {
 namespace neon_dotprod {
@@ -56,10 +57,11 @@ void multiply_cells(const Cells& cells, const Activations& x, int64_t row, float
         add_group<Rows, F>(cell + kCellHeaderBytes, cells.group_size, p, products);
         for (int part = 0; part < kParts; ++part) {
             const float32x4_t scale = load_halves(cell + 8 * part);
-            float32x4_t minimum = load_halves(cell + 32 + 8 * part);
-            // The 8-bit products are of q - 127.
-            if (F == Form::bytes) minimum = vfmaq_n_f32(minimum, scale, 127.0f);
+            const float32x4_t minimum = load_halves(cell + 32 + 8 * part);
             for (int r = 0; r < Rows; ++r) {
+                // The 8-bit products are of q - 127.
+                if (F == Form::bytes)
+                    products[r][part] = vaddq_s32(products[r][part], vdupq_n_s32(127 * x.sums[(row + r) * x.groups + g]));
                 totals[r][part] = vfmaq_n_f32(totals[r][part], minimum, x.s[(row + r) * x.groups + g]);
                 const float32x4_t product = vmulq_f32(vcvtq_f32_s32(products[r][part]), scale);
                 totals[r][part] = vfmaq_n_f32(totals[r][part], product, x.a[(row + r) * x.groups + g]);
@@ -69,6 +71,25 @@ void multiply_cells(const Cells& cells, const Activations& x, int64_t row, float
     }
     for (int r = 0; r < Rows; ++r)
         for (int part = 0; part < kParts; ++part) vst1q_f32(sums[r] + 4 * part, totals[r][part]);
+}
+
+template <int Rows>
+void multiply_codes(const uint8_t* codes, int32_t head_dim, const int8_t* q, int64_t q_stride, const int32_t*,
+                    int32_t (*out)[kChunkKeys]) {
+    int32x4_t products[Rows][kParts];
+    for (int r = 0; r < Rows; ++r)
+        for (int part = 0; part < kParts; ++part) products[r][part] = vdupq_n_s32(0);
+    for (int32_t d = 0; d < head_dim; d += 4, codes += 64)
+        for (int part = 0; part < kParts; ++part) {
+            const int8x16_t keys = signed_weights<Form::bytes>(vld1q_u8(codes + 16 * part));
+            for (int r = 0; r < Rows; ++r) {
+                int32_t four;
+                memcpy(&four, q + r * q_stride + d, sizeof four);
+                products[r][part] = vdotq_s32(products[r][part], keys, vreinterpretq_s8_s32(vdupq_n_s32(four)));
+            }
+        }
+    for (int r = 0; r < Rows; ++r)
+        for (int part = 0; part < kParts; ++part) vst1q_s32(out[r] + 4 * part, products[r][part]);
 }
 
 }  // namespace

@@ -157,7 +157,7 @@ class Request:
 
     def cache(self, cache: Cache) -> "Request":
         view: KvCacheView = cache.view
-        self.ints(view.num_blocks, view.block_stride, view.head_stride, view.token_stride, view.block_size)
+        self.ints(view.num_blocks, view.block_stride, view.head_stride, view.block_size)
         return self.ints(KV_KINDS.index(view.kind)).arrays(cache.memory)
 
     def rows(self, rows: StepRows) -> "Request":

@@ -8,7 +8,7 @@ import numpy as np
 
 from vllm_omni.native.decoder import MATRICES
 from vllm_omni.native.ops import Matrix
-from vllm_omni.native.reference import GroupedWeights, PagedCache
+from vllm_omni.native.reference import CHUNK_KEYS, GroupedWeights, PagedCache
 from vllm_omni.native.spec import DecoderSpec, DecoderWeights, KvCacheView, LayerWeights, StepRows, kv_cell_bytes
 from vllm_omni.quantization.packing import QuantizedMatrix, pack
 
@@ -73,7 +73,7 @@ def rope_table(max_position: int, rotary_dim: int, theta: float = 10000.0) -> np
 
 @dataclass(frozen=True)
 class CacheShape:
-    """How a cache is laid out; `gap` bytes lie between cells, and as many more between pages."""
+    """How a cache is laid out; `gap` bytes, a multiple of 4, lie between the heads of a page, and as many after it."""
 
     num_blocks: int
     num_kv_heads: int
@@ -106,16 +106,28 @@ class Cache(PagedCache):
 def empty_cache(shape: CacheShape) -> Cache:
     """A cache in which nothing was written."""
     cell = kv_cell_bytes(shape.head_dim, shape.kind)
-    token_stride = cell + shape.gap
-    head_stride = shape.block_size * token_stride
+    head_stride = shape.block_size * cell + shape.gap
     block_stride = shape.num_kv_heads * head_stride + shape.gap
     memory = aligned(np.full(shape.num_blocks * block_stride, UNWRITTEN, np.uint8))
     pages = np.lib.stride_tricks.as_strided(
         memory,
         (shape.num_blocks, shape.num_kv_heads, shape.block_size, cell),
-        (block_stride, head_stride, token_stride, 1),
+        (block_stride, head_stride, cell, 1),
     )
     return Cache(pages, shape.kind, shape.head_dim, memory)
+
+
+def written_bytes(cache: Cache, slots: np.ndarray) -> np.ndarray:
+    """Which bytes of the cache's memory hold the tokens at `slots`, as booleans."""
+    marked = cache.copy()
+    marked.memory[:] = 0
+    blocks, places = np.divmod(slots[slots >= 0], cache.block_size)
+    every_bit = np.iinfo(marked.keys.dtype).max
+    marked.keys[blocks, :, places // CHUNK_KEYS, :, places % CHUNK_KEYS] = every_bit
+    marked.values.view(marked.keys.dtype)[blocks, :, places] = every_bit
+    if cache.kind == "int8":
+        marked.scales.view(np.uint32)[blocks, :, :, places] = np.iinfo(np.uint32).max
+    return marked.memory != 0
 
 
 # Batches.

@@ -101,7 +101,6 @@ public:
         cache.num_blocks = next_int();
         cache.block_stride = next_int();
         cache.head_stride = next_int();
-        cache.token_stride = next_int();
         cache.block_size = int32_t(next_int());
         cache.kind = int32_t(next_int());
         Buffer* buffer = next_buffer();

@@ -17,8 +17,9 @@ from tests.native.cases import (
     empty_cache,
     random_rows,
     unpacked_weights,
+    written_bytes,
 )
-from vllm_omni.native.reference import decode_kv_ref
+from vllm_omni.native.reference import stored_kv_ref
 from vllm_omni.native.reference_decoder import decoder_ref
 from vllm_omni.native.spec import DecoderSpec, StepRows
 
@@ -104,17 +105,10 @@ def assert_same_steps(arm: Arm, case: Scenario, min_exact_ratio: float) -> None:
     assert [len(result) for result in results] == [rows.num_rows for rows in case.steps]
     assert_close(np.concatenate(results), np.concatenate(case.expected), min_exact_ratio)
     for layer, actual, expected in zip(case.weights.layers, caches, case.caches, strict=True):
-        written = np.zeros(actual.pages.shape[:3], bool)
-        for rows in case.steps:
-            blocks, offsets = np.divmod(rows.slots[layer.kv_group], BLOCK_SIZE)
-            written[blocks, :, offsets] = True
-        assert (actual.pages[~written] == UNWRITTEN).all()
-        for pair in zip(cells(actual, written), cells(expected, written), strict=True):
-            assert_close(*pair, 0)
-
-
-def cells(layer: Cache, written: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return decode_kv_ref(layer.pages[written], layer.kind, layer.head_dim)
+        slots = np.concatenate([rows.slots[layer.kv_group] for rows in case.steps])
+        assert (actual.memory[~written_bytes(actual, slots)] == UNWRITTEN).all()
+        for pair in zip(stored_kv_ref(actual, slots), stored_kv_ref(expected, slots), strict=True):
+            assert_close(*(numbers.reshape(-1, actual.head_dim) for numbers in pair), 0)
 
 
 def assert_close(actual: np.ndarray, expected: np.ndarray, min_exact_ratio: float) -> None:
@@ -173,5 +167,6 @@ def test_rows_without_a_slot_are_not_stored(arm: Arm) -> None:
         layer.memory[:] = 0
     arm.decoder_steps(case.spec, case.weights, caches, [replace(rows, slots=(slots,))])
     block, offset = divmod(int(rows.slots[0][1]), BLOCK_SIZE)
-    assert all((layer.pages[block, :, offset] == 0).all() for layer in caches)
-    assert all((layer.pages[block, :, offset + 1] != 0).any() for layer in caches)
+    assert all((layer.values[block, :, offset] == 0).all() for layer in caches)
+    assert all((layer.keys[block, :, 0, :, offset] == 0).all() for layer in caches)
+    assert all((layer.values[block, :, offset + 1] != 0).any() for layer in caches)

@@ -234,7 +234,7 @@ def store_kv(team: Team, cache: KvCacheView, k: FloatArray, v: FloatArray, slots
 def cache_struct(view: KvCacheView) -> KvCacheStruct:
     """A view of a cache for the C ABI."""
     return KvCacheStruct(
-        view.address, view.num_blocks, view.block_stride, view.head_stride, view.token_stride, view.block_size,
+        view.address, view.num_blocks, view.block_stride, view.head_stride, view.block_size,
         _number_of(view.kind, KV_KINDS, "KV cache"),
     )  # fmt: skip
 

@@ -15,6 +15,11 @@ import numpy.typing as npt
 from vllm_omni.native.spec import FloatArray, IntArray, LongArray, StepRows
 
 Array = npt.NDArray[Any]
+# Keys that lie side by side in a page.
+CHUNK_KEYS = 16
+LOG2_E = np.float32(1.44269504)
+# A step below float32's normal numbers is too coarse to divide by: such groups are zero.
+SMALLEST_STEP = np.finfo(np.float32).smallest_normal
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -39,10 +44,10 @@ class GroupedWeights(Protocol):
 
 @dataclass(frozen=True)
 class PagedCache:
-    """One layer's keys and values.
+    """One layer's keys and values, as `spec.py` draws a page.
 
     Attributes:
-        pages: [blocks, kv_heads, block_size, bytes of a cell] uint8; its outer strides are free.
+        pages: [blocks, kv_heads, block_size, bytes of a token] uint8; its two outer strides are free.
         kind: `bfloat16` or `int8`.
         head_dim: Numbers of a key, and of a value.
     """
@@ -55,6 +60,50 @@ class PagedCache:
     def block_size(self) -> int:
         return int(self.pages.shape[2])
 
+    @property
+    def keys(self) -> Array:
+        """[blocks, kv_heads, tokens / 16, D, 16] bits of bfloat16, or [.., D / 4, 16, 4] codes + 127; a view."""
+        numbers, chunks = self._numbers(0), self.block_size // CHUNK_KEYS
+        if self.kind == "bfloat16":
+            return _split(numbers, chunks, self.head_dim, CHUNK_KEYS)
+        return _split(numbers.view(np.uint8), chunks, self.head_dim // 4, CHUNK_KEYS, 4)
+
+    @property
+    def values(self) -> Array:
+        """[blocks, kv_heads, tokens, D] bits of bfloat16 or codes; a view."""
+        return _split(self._numbers(1), self.block_size, self.head_dim)
+
+    @property
+    def scales(self) -> Array:
+        """[blocks, kv_heads, 2, tokens] float32: of keys and of values, where they are int8; a view."""
+        begin = 2 * self.head_dim * self.block_size
+        return _split(self._flat[:, :, begin : begin + 8 * self.block_size].view(np.float32), 2, self.block_size)
+
+    @property
+    def _flat(self) -> Array:
+        """[blocks, kv_heads, bytes of a head in a page]; a view."""
+        return _merged(self.pages)
+
+    def _numbers(self, which: int) -> Array:
+        """Keys (0) or values (1) of a page, flat."""
+        dtype = np.dtype(np.uint16 if self.kind == "bfloat16" else np.int8)
+        size = self.block_size * self.head_dim * dtype.itemsize
+        return self._flat[:, :, which * size : (which + 1) * size].view(dtype)
+
+
+def _merged(pages: Array) -> Array:
+    """The two last dimensions as one; an error where that would need a copy."""
+    flat = pages.view()
+    flat.shape = (*pages.shape[:2], pages.shape[2] * pages.shape[3])
+    return flat
+
+
+def _split(flat: Array, *sizes: int) -> Array:
+    """The last dimension as several; an error where that would need a copy."""
+    out = flat.view()
+    out.shape = (*flat.shape[:-1], *sizes)
+    return out
+
 
 # Matrix products.
 
@@ -65,10 +114,10 @@ def quantize_rows_ref(x: FloatArray, group_size: int) -> tuple[npt.NDArray[np.in
     Per group a = max |x| / 127 and p = x / a, rounded to the nearest integer, halves to even; s = a * sum of p.
     """
     grouped = _grouped(x.astype(np.float32), group_size)
-    a = np.abs(grouped).max(axis=2) / np.float32(127)
-    p = np.rint(grouped / np.where(a > 0, a, np.float32(1))[:, :, None])
-    s = a * p.sum(axis=2, dtype=np.float32)
-    return p.reshape(len(x), -1).astype(np.int8), a, s
+    codes, steps = _int8_ref(grouped)
+    a = steps[:, :, 0]
+    s = a * codes.sum(axis=2, dtype=np.float32)
+    return codes.reshape(len(x), -1), a, s
 
 
 def linear_ref(x: FloatArray, matrix: GroupedWeights) -> FloatArray:
@@ -165,42 +214,44 @@ def sigmoid_ref(x: Array) -> Array:
 
 def store_kv_ref(cache: PagedCache, k: FloatArray, v: FloatArray, slots: LongArray) -> None:
     """Writes `k` and `v` [R, KV heads, D] into the pages at `slots` [R]; a negative slot is not stored."""
-    cells = encode_kv_ref(k, v, cache.kind)
-    for row, slot in enumerate(slots):
-        if slot >= 0:
-            block, offset = divmod(int(slot), cache.block_size)
-            cache.pages[block, :, offset, : cells.shape[2]] = cells[row]
+    stored = slots >= 0
+    k, v = k[stored], v[stored]
+    blocks, places = np.divmod(slots[stored], cache.block_size)
+    chunks, lanes = np.divmod(places, CHUNK_KEYS)
+    if cache.kind == "bfloat16":
+        cache.keys[blocks, :, chunks, :, lanes] = bfloat16_ref(k)
+        cache.values[blocks, :, places] = bfloat16_ref(v)
+        return
+    (key_codes, key_steps), (value_codes, value_steps) = _int8_ref(k), _int8_ref(v)
+    codes = (key_codes.astype(np.int16) + 127).astype(np.uint8)
+    cache.keys[blocks, :, chunks, :, lanes] = codes.reshape(*k.shape[:2], -1, 4)
+    cache.values[blocks, :, places] = value_codes
+    cache.scales[blocks, :, :, places] = np.concatenate([key_steps, value_steps], axis=2)
 
 
-def encode_kv_ref(k: FloatArray, v: FloatArray, kind: str) -> npt.NDArray[np.uint8]:
-    """[R, KV heads, bytes of a cell]: keys and values as a cache of `kind` holds them."""
-    if kind == "bfloat16":
-        return np.concatenate([bfloat16_ref(k), bfloat16_ref(v)], axis=2).view(np.uint8)
-    values, scales = zip(*(_int8_ref(x) for x in (k, v)), strict=True)
-    return np.concatenate([*(x.view(np.uint8) for x in values), *(x.view(np.uint8) for x in scales)], axis=2)
+def stored_kv_ref(cache: PagedCache, slots: LongArray) -> tuple[FloatArray, FloatArray]:
+    """Keys and values [T, KV heads, D] float32 of the tokens at `slots` [T]."""
+    keys, values, steps = _stored(cache, slots)
+    if cache.kind == "bfloat16":
+        return from_bfloat16_ref(keys), from_bfloat16_ref(values)
+    return keys.astype(np.float32) * steps[:, :, :1], values.astype(np.float32) * steps[:, :, 1:]
 
 
-def decode_kv_ref(cells: npt.NDArray[np.uint8], kind: str, head_dim: int) -> tuple[FloatArray, FloatArray]:
-    """Keys and values [..., D] float32 of `cells` [..., bytes of a cell]."""
-    cells = np.ascontiguousarray(cells)
-    if kind == "bfloat16":
-        numbers = from_bfloat16_ref(np.ascontiguousarray(cells[..., : 4 * head_dim]).view(np.uint16))
-        return numbers[..., :head_dim], numbers[..., head_dim:]
-    numbers = cells[..., : 2 * head_dim].view(np.int8).astype(np.float32)
-    scales = np.ascontiguousarray(cells[..., 2 * head_dim : 2 * head_dim + 8]).view(np.float32)
-    return numbers[..., :head_dim] * scales[..., :1], numbers[..., head_dim:] * scales[..., 1:]
-
-
-def gather_kv_ref(cache: PagedCache, block_table: IntArray, indices: LongArray) -> tuple[FloatArray, FloatArray]:
-    """Keys and values [T, KV heads, D] of the tokens `indices` [T] of the sequence with that block table."""
-    blocks, offsets = block_table[indices // cache.block_size], indices % cache.block_size
-    return decode_kv_ref(cache.pages[blocks, :, offsets], cache.kind, cache.head_dim)
+def _stored(cache: PagedCache, slots: LongArray) -> tuple[Array, Array, Array]:
+    """Keys and values [T, KV heads, D] as bits or codes, and steps [T, KV heads, 2], of no use for bfloat16."""
+    blocks, places = np.divmod(slots, cache.block_size)
+    chunks, lanes = np.divmod(places, CHUNK_KEYS)
+    keys, values = cache.keys[blocks, :, chunks, :, lanes], cache.values[blocks, :, places]
+    if cache.kind == "bfloat16":
+        return keys, values, np.empty(0)
+    return keys.reshape(values.shape).astype(np.int16) - 127, values, cache.scales[blocks, :, :, places]
 
 
 def _int8_ref(x: FloatArray) -> tuple[npt.NDArray[np.int8], FloatArray]:
-    """[R, H, D] int8 and [R, H, 1] float32: round(x / scale) with scale = max |x| / 127."""
-    scale = np.abs(x).max(axis=2, keepdims=True) / np.float32(127)
-    return np.rint(x / np.where(scale > 0, scale, np.float32(1))).astype(np.int8), scale
+    """Codes of `x` [.., D] and their steps [.., 1]: x / step to the nearest integer, with step = max |x| / 127."""
+    steps = np.abs(x.astype(np.float32)).max(axis=-1, keepdims=True) / np.float32(127)
+    steps = np.where(steps < SMALLEST_STEP, np.float32(0), steps)
+    return np.rint(x / np.where(steps > 0, steps, np.float32(1))).astype(np.int8), steps
 
 
 # Attention.
@@ -225,7 +276,8 @@ def attention_ref(q: FloatArray, cache: PagedCache, rows: StepRows, options: Att
     """[R, H, D]: softmax(scale * q k) v of `q` [R, H, D] over the stored keys and values of each row's sequence.
 
     The last row of a sequence sees the last of its `seq_lens` keys, the row before one key less. Query head h uses KV
-    head h * KV heads // heads.
+    head h * KV heads // heads. Over an int8 cache scale * q is rounded to 8 bits too, with a step for each row and
+    head, so that q k is an integer.
     """
     out = np.empty(q.shape, np.float32)
     for seq in range(rows.num_seqs):
@@ -234,15 +286,26 @@ def attention_ref(q: FloatArray, cache: PagedCache, rows: StepRows, options: Att
         for row in range(begin, end):
             num_keys = int(rows.seq_lens[seq]) - (end - 1 - row)
             first = max(0, num_keys - options.window) if options.window else 0
-            keys, values = gather_kv_ref(cache, table, np.arange(first, num_keys))
-            out[row] = _attend(q[row], keys, values, options.scale)
+            places = np.arange(first, num_keys)
+            slots = table[places // cache.block_size].astype(np.int64) * cache.block_size + places % cache.block_size
+            keys, values = stored_kv_ref(cache, slots)
+            out[row] = _attend(_scaled_queries(q[row], options.scale, cache.kind), keys, values)
     return out
 
 
-def _attend(q: Array, keys: Array, values: Array, scale: float) -> Array:
-    """[H, D] of one token: `q` [H, D] over `keys`, `values` [T, KV heads, D]."""
+def _scaled_queries(q: FloatArray, scale: float, kind: str) -> Array:
+    """scale * `q` [H, D], as an int8 cache multiplies it: rounded to 8 bits. The arms scale by log2(e) too."""
+    scaled = q * (np.float32(scale) * LOG2_E)
+    if kind == "int8":
+        codes, steps = _int8_ref(scaled)
+        scaled = codes * steps.astype(np.float64)
+    return scaled / LOG2_E.astype(np.float64)
+
+
+def _attend(q: Array, keys: Array, values: Array) -> Array:
+    """[H, D] of one token: `q` [H, D], scaled, over `keys`, `values` [T, KV heads, D]."""
     heads_per_kv = q.shape[0] // keys.shape[1]
     keys, values = (np.repeat(x, heads_per_kv, axis=1).astype(np.float64) for x in (keys, values))
-    scores = np.einsum("hd,thd->ht", q, keys) * scale
+    scores = np.einsum("hd,thd->ht", q, keys)
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     return np.einsum("ht,thd->hd", weights / weights.sum(axis=1, keepdims=True), values)

@@ -5,17 +5,20 @@
 
 ```
 rope table   [max_position, rotary_dim]: rotary_dim / 2 cosines, then as many sines
-KV page      cell[head][token in block];  cell: key, value (bfloat16), or key, value (int8), key scale, value scale
+KV page      of a layer, head by head: keys, values and, where they are int8, scales of keys, then of values
+             keys [tokens / 16, head_dim, 16] bfloat16, or [tokens / 16, head_dim / 4, 16, 4] code + 127 in 8 bits
+             values [tokens, head_dim] bfloat16 or int8;  scales [tokens] float32
 ```
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from vllm_omni.errors import ConfigError
+from vllm_omni.errors import ConfigError, EngineError
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int32]
@@ -116,8 +119,8 @@ class KvCacheView:
 
     Attributes:
         address: First byte of the first page.
-        block_stride: Bytes from page to page; `head_stride`, `token_stride`: from cell to cell within a page.
-        block_size: Tokens of a page.
+        block_stride: Bytes from page to page; `head_stride`: from head to head within a page.
+        block_size: Tokens of a page, a multiple of 16.
         kind: `bfloat16` or `int8`.
     """
 
@@ -125,16 +128,19 @@ class KvCacheView:
     num_blocks: int
     block_stride: int
     head_stride: int
-    token_stride: int
     block_size: int
     kind: str
 
     @classmethod
     def of_array(cls, pages: npt.NDArray[np.uint8], kind: str) -> "KvCacheView":
-        """The view of `pages` [blocks, kv_heads, block_size, bytes of a cell], whose outer strides are free."""
+        """The view of `pages` [blocks, kv_heads, block_size, bytes of a token], whose two outer strides are free.
+
+        Raises:
+            EngineError: A head's bytes do not follow each other.
+        """
+        check_page_strides(pages.shape, pages.strides, pages.itemsize)
         blocks, _, block_size, _ = pages.shape
-        block_stride, head_stride, token_stride, _ = pages.strides
-        return cls(pages.ctypes.data, blocks, block_stride, head_stride, token_stride, block_size, kind)
+        return cls(pages.ctypes.data, blocks, pages.strides[0], pages.strides[1], block_size, kind)
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,21 @@ class StepRows:
 def kv_cell_bytes(head_dim: int, kind: str) -> int:
     """Bytes that one token takes for one KV head: key and value, with their scales where they are int8."""
     return 4 * head_dim if kind == "bfloat16" else 2 * head_dim + 8
+
+
+def check_page_strides(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> None:
+    """Raises EngineError where a head's bytes in a page do not follow each other.
+
+    Args:
+        shape: [blocks, kv_heads, tokens of a block, elements of a token].
+        strides: Of the same array, in bytes.
+        itemsize: Bytes of an element.
+    """
+    if len(shape) != 4 or tuple(strides[2:]) != (shape[3] * itemsize, itemsize):
+        raise EngineError(
+            f"KV pages of shape {list(shape)} with strides {list(strides)}; accepted: [blocks, kv heads, tokens, "
+            "elements of a token], the last two contiguous"
+        )
 
 
 def number_of(name: str, names: tuple[str, ...], what: str) -> int:

@@ -10,7 +10,7 @@ from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
 from types import MappingProxyType
 from typing import Any
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 OK = 0
 ERROR_ARGUMENT = -1
@@ -86,7 +86,6 @@ class KvCacheStruct(ctypes.Structure):
         ("num_blocks", c_int64),
         ("block_stride", c_int64),
         ("head_stride", c_int64),
-        ("token_stride", c_int64),
         ("block_size", c_int32),
         ("kind", c_int32),
     ]
@@ -128,6 +127,7 @@ _BATCH = POINTER(BatchStruct)
 FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = MappingProxyType(
     {
         "omni_abi_version": (c_int32, ()),
+        "omni_numerics_version": (c_int32, ()),
         "omni_last_error": (c_char_p, ()),
         "omni_compiled_isas": (c_char_p, ()),
         "omni_runnable_isas": (c_char_p, ()),

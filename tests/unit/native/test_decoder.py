@@ -23,12 +23,12 @@ TOKENS = np.array([1, 2, 3], np.int32)
 
 @pytest.fixture
 def sequences() -> Sequences:
-    return Sequences(num_seqs=2, block_size=4, max_tokens=16)
+    return Sequences(num_seqs=2, block_size=16, max_tokens=64)
 
 
 @pytest.fixture
 def caches(sequences: Sequences) -> list[Cache]:
-    shape = CacheShape(sequences.num_blocks, SPEC.num_kv_heads, 4, SPEC.head_dim, "bfloat16")
+    shape = CacheShape(sequences.num_blocks, SPEC.num_kv_heads, 16, SPEC.head_dim, "bfloat16")
     return [empty_cache(shape) for _ in WEIGHTS.layers]
 
 
@@ -115,7 +115,10 @@ def test_there_is_one_cache_per_layer(decoder: Decoder, caches: list[Cache]) -> 
 def test_a_cache_that_holds_no_cell_is_refused(decoder: Decoder, caches: list[Cache]) -> None:
     view = caches[0].view
     for wrong, message in (
-        (replace(view, token_stride=8), "token_stride is 8"),
+        (replace(view, head_stride=8), "head_stride is 8, accepted: at least a head's 512 bytes of a page"),
+        (replace(view, block_stride=516), "block_stride is 516, accepted: at least a page's bytes for 2 heads"),
+        (replace(view, address=view.address + 2), "cache data is not aligned"),
+        (replace(view, block_size=8), "block_size is 8, accepted: a multiple of 16"),
         (replace(view, address=0), "cache data is NULL"),
         (replace(view, block_size=0), "block_size is 0"),
     ):
@@ -136,9 +139,9 @@ def test_a_kind_of_cache_that_is_not_known_is_refused(caches: list[Cache], decod
     [
         ({"token_ids": np.array([0, 50, 0], np.int32)}, "token id is 50, accepted: 0 to 50 exclusive"),
         ({"positions": np.array([0, 1, 100])}, "position is 100, accepted: 0 to 100 exclusive"),
-        ({"slots": (np.array([4, 5, 36]),)}, "slot is 36, accepted: below num_blocks"),
+        ({"slots": (np.array([4, 5, 144]),)}, "slot is 144, accepted: below num_blocks"),
         ({"seq_lens": np.array([1, 1], np.int32)}, "seq_lens is 1, accepted: at least the sequence's 2 rows"),
-        ({"seq_lens": np.array([17, 1], np.int32)}, "seq_lens is 17, accepted: at most what the block table's 4"),
+        ({"seq_lens": np.array([65, 1], np.int32)}, "seq_lens is 65, accepted: at most what the block table's 4"),
         ({"query_start": np.array([0, 2, 2], np.int32)}, "query_start is 0 to 2, accepted: 0 to num_rows"),
         ({"block_tables": (np.full((2, 4), 9, np.int32),)}, "block table entry is 9, accepted: 0 to 9 exclusive"),
         ({"token_ids": None}, "inputs is NULL"),
@@ -213,4 +216,4 @@ def test_a_team_closes_its_decoders(library: Library, sequences: Sequences, cach
 
 def test_the_view_of_an_array_has_its_strides(caches: list[Cache]) -> None:
     cache = caches[0]
-    assert cache.view == KvCacheView(cache.memory.ctypes.data, 9, 2 * 4 * 32, 4 * 32, 32, 4, "bfloat16")
+    assert cache.view == KvCacheView(cache.memory.ctypes.data, 9, 2 * 16 * 32, 16 * 32, 16, "bfloat16")

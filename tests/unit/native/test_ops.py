@@ -109,17 +109,17 @@ def test_names_that_are_not_known_are_refused(team: Team) -> None:
 
 
 def test_a_slot_beyond_the_cache_is_refused_and_nothing_is_stored(team: Team) -> None:
-    cache = empty_cache(CacheShape(2, 1, 4, 8, "bfloat16"))
+    cache = empty_cache(CacheShape(2, 1, 16, 8, "bfloat16"))
     k = np.ones((2, 1, 8), np.float32)
-    with pytest.raises(EngineError, match="slot is 8, accepted: below num_blocks \\* block_size 8"):
-        ops.store_kv(team, cache.view, k, k, np.array([0, 8]))
+    with pytest.raises(EngineError, match="slot is 32, accepted: below num_blocks \\* block_size 32"):
+        ops.store_kv(team, cache.view, k, k, np.array([0, 32]))
     assert (cache.memory == 0xFF).all()
 
 
 def test_a_cache_whose_cells_overlap_is_refused(team: Team) -> None:
-    cache = empty_cache(CacheShape(2, 1, 4, 8, "bfloat16"))
+    cache = empty_cache(CacheShape(2, 1, 16, 8, "bfloat16"))
     k = np.ones((1, 1, 16), np.float32)
-    with pytest.raises(EngineError, match="token_stride is 32, accepted: at least a cell's 64 bytes"):
+    with pytest.raises(EngineError, match="head_stride is 512, accepted: at least a head's 1024 bytes of a page"):
         ops.store_kv(team, cache.view, k, k, np.array([0]))
 
 

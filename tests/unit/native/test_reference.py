@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.native.cases import (
+    UNWRITTEN,
     CacheShape,
     Family,
     Sequences,
@@ -16,6 +17,7 @@ from tests.native.cases import (
     random_rows,
     rope_table,
     unpacked_weights,
+    written_bytes,
 )
 from vllm_omni.errors import EngineError
 from vllm_omni.native.reference import (
@@ -25,7 +27,7 @@ from vllm_omni.native.reference import (
     dequantize_rows_ref,
     from_bfloat16_ref,
     gated_activation_ref,
-    gather_kv_ref,
+    stored_kv_ref,
     linear_ref,
     quantize_rows_ref,
     rms_norm_ref,
@@ -126,27 +128,29 @@ def test_gates_by_hand() -> None:
 @pytest.mark.parametrize(("kind", "size", "error"), [("bfloat16", 128, 2**-8), ("int8", 72, 1 / 254)])
 def test_stored_numbers_come_back(rng: np.random.Generator, kind: str, size: int, error: float) -> None:
     assert kv_cell_bytes(32, kind) == size
-    cache = empty_cache(CacheShape(3, 2, 4, 32, kind))
+    cache = empty_cache(CacheShape(3, 2, 16, 32, kind))
     k, v = random_rows(rng, 5, 2, 32), random_rows(rng, 5, 2, 32)
-    store_kv_ref(cache, k, v, np.array([8, 9, -1, 11, 4]))
-    keys, values = gather_kv_ref(cache, np.array([2, 1]), np.array([0, 1, 3, 4]))
+    slots = np.array([32, 33, -1, 47, 16])
+    store_kv_ref(cache, k, v, slots)
+    keys, values = stored_kv_ref(cache, slots[slots >= 0])
     kept = [0, 1, 3, 4]
     for actual, expected in ((keys, k[kept]), (values, v[kept])):
         assert (np.abs(actual - expected) <= error * np.abs(expected).max(axis=2, keepdims=True)).all()
-    assert (cache.pages[2, :, 2] == 0xFF).all()
+    assert (cache.memory[~written_bytes(cache, slots)] == UNWRITTEN).all()
+    assert written_bytes(cache, slots).sum() == 4 * 2 * size
 
 
 @pytest.mark.parametrize("window", [0, 5])
 def test_attention_is_a_masked_softmax(rng: np.random.Generator, window: int) -> None:
-    sequences = Sequences(2, 4, 12)
-    rows = sequences.step({0: 11, 1: 3})
-    cache = empty_cache(CacheShape(sequences.num_blocks, 2, 4, 8, "bfloat16"))
-    q, k, v = random_rows(rng, 14, 4, 8), random_rows(rng, 14, 2, 8), random_rows(rng, 14, 2, 8)
+    sequences = Sequences(2, 16, 48)
+    rows = sequences.step({0: 37, 1: 3})
+    cache = empty_cache(CacheShape(sequences.num_blocks, 2, 16, 8, "bfloat16"))
+    q, k, v = random_rows(rng, 40, 4, 8), random_rows(rng, 40, 2, 8), random_rows(rng, 40, 2, 8)
     k, v = (from_bfloat16_ref(bfloat16_ref(x)) for x in (k, v))
     store_kv_ref(cache, k, v, rows.slots[0])
     actual = attention_ref(q, cache, rows, AttentionOptions(0.5, window))
-    row, key = np.indices((14, 14))
-    seen = (key <= row) & ((row < 11) == (key < 11)) & ((window == 0) | (key > row - window))
+    row, key = np.indices((40, 40))
+    seen = (key <= row) & ((row < 37) == (key < 37)) & ((window == 0) | (key > row - window))
     for head in range(4):
         scores = np.where(seen, 0.5 * q[:, head] @ k[:, head // 2].T, -np.inf)
         weights = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
@@ -163,11 +167,11 @@ SPEC = DecoderSpec(
 
 def test_a_step_needs_tokens_or_inputs() -> None:
     weights = unpacked_weights(Family(SPEC, rotary_dim=16, vocabulary=None).weights())
-    rows = Sequences(1, 4, 8).step({0: 1})
+    rows = Sequences(1, 16, 32).step({0: 1})
     with pytest.raises(EngineError, match="token_ids or inputs"):
         decoder_ref(SPEC, weights, [], rows)
     with pytest.raises(EngineError, match="has no embedding"):
-        decoder_ref(SPEC, weights, [], Sequences(1, 4, 8).step({0: 1}, token_ids=np.array([1], np.int32)))
+        decoder_ref(SPEC, weights, [], Sequences(1, 16, 32).step({0: 1}, token_ids=np.array([1], np.int32)))
 
 
 def test_tokens_one_by_one_give_what_they_give_together() -> None:
@@ -175,8 +179,8 @@ def test_tokens_one_by_one_give_what_they_give_together() -> None:
     tokens = np.array([5, 7, 1, 30, 2], np.int32)
 
     def run(*counts: int) -> np.ndarray:
-        sequences, out, begin = Sequences(1, 4, 8), [], 0
-        shape = CacheShape(sequences.num_blocks, 2, 4, 16, "bfloat16")
+        sequences, out, begin = Sequences(1, 16, 32), [], 0
+        shape = CacheShape(sequences.num_blocks, 2, 16, 16, "bfloat16")
         caches = [empty_cache(shape) for _ in weights.layers]
         for count in counts:
             rows = sequences.step({0: count}, token_ids=tokens[begin : begin + count])
@@ -208,7 +212,7 @@ def difference_from_full(weights: Weights) -> float:
 
 
 def last_row(weights: Weights) -> np.ndarray:
-    sequences = Sequences(1, 4, 8)
-    caches = [empty_cache(CacheShape(sequences.num_blocks, 2, 4, 16, "bfloat16")) for _ in weights.layers]
+    sequences = Sequences(1, 16, 32)
+    caches = [empty_cache(CacheShape(sequences.num_blocks, 2, 16, 16, "bfloat16")) for _ in weights.layers]
     rows = sequences.step({0: 5}, token_ids=np.array([5, 7, 1, 30, 2], np.int32))
     return decoder_ref(SPEC, unpacked_weights(weights), caches, rows)[-1]

@@ -10,7 +10,7 @@ from vllm_omni.model_executor.models.decoder.step import DecoderStep
 from vllm_omni.model_executor.models.decoder.weights import MappedMatrix, placed_weights
 from vllm_omni.native.decoder import Batch, Decoder
 from vllm_omni.native.ops import Matrix, Team, dequantize_rows, linear
-from vllm_omni.native.spec import DecoderSpec, DecoderWeights, KvCacheView
+from vllm_omni.native.spec import DecoderSpec, DecoderWeights, KvCacheView, check_page_strides
 
 
 def native_matrix(mapped: MappedMatrix) -> Matrix:
@@ -113,13 +113,13 @@ class NativePath:
 def cache_view(pages: torch.Tensor) -> KvCacheView:
     """Where one layer's pages lie."""
     size = pages.element_size()
-    block_stride, head_stride, token_stride, _ = pages.stride()
+    strides = [stride * size for stride in pages.stride()]
+    check_page_strides(pages.shape, strides, size)
     return KvCacheView(
         address=pages.data_ptr(),
         num_blocks=pages.shape[0],
-        block_stride=block_stride * size,
-        head_stride=head_stride * size,
-        token_stride=token_stride * size,
+        block_stride=strides[0],
+        head_stride=strides[1],
         block_size=pages.shape[2],
         kind="int8" if pages.dtype == torch.int8 else "bfloat16",
     )

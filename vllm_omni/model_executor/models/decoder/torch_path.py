@@ -15,6 +15,7 @@ from torch.nn.functional import gelu, pad, scaled_dot_product_attention, silu
 from vllm_omni.model_executor.models.decoder.spec_mapping import DecoderShape
 from vllm_omni.model_executor.models.decoder.step import DecoderStep, GroupRows
 from vllm_omni.model_executor.models.decoder.weights import MappedMatrix, placed_weights
+from vllm_omni.native.reference import CHUNK_KEYS, SMALLEST_STEP
 from vllm_omni.native.spec import DecoderWeights, LayerWeights
 from vllm_omni.quantization.packing import dequantize, unpack
 
@@ -44,9 +45,8 @@ def round_activations(x: torch.Tensor, group_size: int) -> torch.Tensor:
     """The values that the int8 codes of `x` [n, columns] stand for."""
     columns = x.shape[1]
     grouped = pad(x, (0, -columns % group_size)).unflatten(1, (-1, group_size))
-    step = grouped.abs().amax(dim=2, keepdim=True) / MAX_CODE
-    codes = torch.where(step > 0, torch.round(grouped / step), 0.0)
-    return (codes * step).flatten(1)[:, :columns]
+    codes, steps = codes_of(grouped)
+    return (codes * steps).flatten(1)[:, :columns]
 
 
 def rms_norm(x: torch.Tensor, weight: np.ndarray, eps: float) -> torch.Tensor:
@@ -68,39 +68,55 @@ def rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
 
 
 class PagedCache:
-    """One layer's pages.
+    """One layer's pages, as `native/spec.py` draws them.
 
     Args:
-        pages: [blocks, kv heads, tokens of a block, cell] bfloat16, or int8 with two float32 scales at a cell's end.
+        pages: [blocks, kv heads, tokens of a block, elements of a token] bfloat16 or int8.
         head_dim: Size of a head.
     """
 
     def __init__(self, pages: torch.Tensor, head_dim: int):
-        self.pages = pages
-        self.head_dim = head_dim
         self.block_size = pages.shape[2]
-        self.scales = None
-        if pages.dtype == torch.int8:
-            self.scales = pages[..., 2 * head_dim :].view(torch.float32)
+        self.is_int8 = pages.dtype == torch.int8
+        flat = pages.view(*pages.shape[:2], -1)
+        size = self.block_size * head_dim
+        key_shape = (head_dim // 4, CHUNK_KEYS, 4) if self.is_int8 else (head_dim, CHUNK_KEYS)
+        self.keys = flat[..., :size].unflatten(2, (-1, *key_shape))
+        self.values = flat[..., size : 2 * size].unflatten(2, (self.block_size, head_dim))
+        if self.is_int8:
+            self.keys = self.keys.view(torch.uint8)
+            self.scales = flat[..., 2 * size :].view(torch.float32).unflatten(2, (2, self.block_size))
 
     def store(self, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
         """Writes [rows, kv heads, head_dim] keys and values to their slots; negative slots are left out."""
         stored = slots >= 0
+        keys, values = keys[stored], values[stored]
         blocks, places = slots[stored] // self.block_size, slots[stored] % self.block_size
-        cells = torch.stack([keys[stored], values[stored]], dim=2)
-        if self.scales is not None:
-            steps = cells.abs().amax(dim=3) / MAX_CODE
-            self.scales[blocks, :, places] = steps
-            cells = torch.where(steps[..., None] > 0, torch.round(cells / steps[..., None]), 0.0)
-        self.pages[blocks, :, places, : 2 * self.head_dim] = cells.flatten(2).to(self.pages.dtype)
+        if self.is_int8:
+            keys, key_steps = codes_of(keys)
+            values, value_steps = codes_of(values)
+            self.scales[blocks, :, :, places] = torch.cat([key_steps, value_steps], dim=2)
+            keys = (keys + MAX_CODE).unflatten(2, (-1, 4))
+        self.keys[blocks, :, places // CHUNK_KEYS, :, places % CHUNK_KEYS] = keys.to(self.keys.dtype)
+        self.values[blocks, :, places] = values.to(self.values.dtype)
 
     def load(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of whole blocks, each [kv heads, tokens, head_dim] float32."""
-        cells = self.pages[blocks, ..., : 2 * self.head_dim].float().unflatten(3, (2, self.head_dim))
-        if self.scales is not None:
-            cells = cells * self.scales[blocks][..., None]
-        keys, values = cells.transpose(0, 1).flatten(1, 2).unbind(dim=2)
-        return keys, values
+        keys, values = self.keys[blocks].float(), self.values[blocks].float()
+        if self.is_int8:
+            steps = self.scales[blocks][..., None]
+            keys = (keys - MAX_CODE).transpose(3, 4).flatten(4).flatten(2, 3) * steps[:, :, 0]
+            values = values * steps[:, :, 1]
+        else:
+            keys = keys.transpose(3, 4).flatten(2, 3)
+        return keys.transpose(0, 1).flatten(1, 2), values.transpose(0, 1).flatten(1, 2)
+
+
+def codes_of(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes of `x` [.., D] in 8 bits, as float32, and their steps [.., 1]."""
+    steps = x.abs().amax(dim=-1, keepdim=True) / MAX_CODE
+    steps = torch.where(steps < float(SMALLEST_STEP), 0.0, steps)
+    return torch.where(steps > 0, torch.round(x / steps), 0.0), steps
 
 
 class TorchPath:
@@ -192,6 +208,9 @@ class TorchPath:
         keys, values = keys[:, : len(places)], values[:, : len(places)]
         distance = torch.arange(length - num_rows, length)[:, None] - places
         seen = (distance >= 0) & (distance < (window or length))
+        if cache.is_int8:
+            codes, steps = codes_of(queries)
+            queries = codes * steps
         out = scaled_dot_product_attention(
             queries.transpose(0, 1), keys, values, seen, scale=self._shape.attention_scale, enable_gqa=True
         )
