@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t kQueriesPerTask = 48;
 // Queries up to which every part of a context is a task of its own; with more, where there are too few tasks for the threads.
 constexpr int64_t kQueriesToSplit = 16;
-constexpr int64_t kTasksPerThread = 4;
+constexpr int64_t kTasksPerThread = 6;
 
 int64_t rounded_up(int64_t floats) { return (floats + 15) / 16 * 16; }
 
@@ -28,18 +28,27 @@ void AttentionPlan::make(const omni_batch& batch, int64_t row_begin, int64_t row
     num_slots_ = 0;
     const int64_t rows_per_task = std::max<int64_t>(1, kQueriesPerTask / shape.heads_per_kv());
     const int64_t tasks = (row_end - row_begin) * shape.num_kv_heads / std::min(rows_per_task, row_end - row_begin);
-    const bool has_few_tasks = tasks < kTasksPerThread * num_threads;
-    for (int32_t sequence = 0; sequence < batch.num_seqs; ++sequence) {
-        const int64_t begin = std::max<int64_t>(row_begin, batch.query_start[sequence]);
-        const int64_t end = std::min<int64_t>(row_end, batch.query_start[sequence + 1]);
-        // A row's place: the last row of the sequence has the last place.
-        const int64_t offset = batch.seq_lens[sequence] - batch.query_start[sequence + 1];
-        for (int64_t row = begin; row < end; row += rows_per_task) {
-            const int64_t num_rows = std::min(rows_per_task, end - row);
-            const bool is_split = has_few_tasks || num_rows * shape.heads_per_kv() <= kQueriesToSplit;
-            add_rows(sequence, row - row_begin, num_rows, row + offset, shape, is_split);
+    const int64_t wanted_tasks = kTasksPerThread * num_threads;
+    const auto for_each_span = [&](const auto& use) {
+        for (int32_t sequence = 0; sequence < batch.num_seqs; ++sequence) {
+            const int64_t begin = std::max<int64_t>(row_begin, batch.query_start[sequence]);
+            const int64_t end = std::min<int64_t>(row_end, batch.query_start[sequence + 1]);
+            // A row's place: the last row of the sequence has the last place.
+            const int64_t offset = batch.seq_lens[sequence] - batch.query_start[sequence + 1];
+            for (int64_t row = begin; row < end; row += rows_per_task) {
+                const int64_t num_rows = std::min(rows_per_task, end - row);
+                const bool is_split = tasks < wanted_tasks || num_rows * shape.heads_per_kv() <= kQueriesToSplit;
+                use(Span{sequence, row - row_begin, num_rows, row + offset, 0, 0, 0, is_split});
+            }
         }
-    }
+    };
+    int64_t parts = 0;
+    for_each_span([&](const Span& rows) {
+        const Range keys = keys_of(rows, shape);
+        if (rows.is_split) parts += (keys.end - 1) / kPartKeys - keys.begin / kPartKeys + 1;
+    });
+    parts_per_task_ = std::max<int64_t>(1, parts * shape.num_kv_heads / wanted_tasks);
+    for_each_span([&](const Span& rows) { add_rows(rows, shape); });
     const int64_t queries = rows_per_task * shape.heads_per_kv();
     tile_floats_ = attention_scratch_floats(queries, shape.head_dim);
     tiles_ = tiles_scratch_.reserve<float>(tile_floats_ * num_threads);
@@ -47,18 +56,26 @@ void AttentionPlan::make(const omni_batch& batch, int64_t row_begin, int64_t row
     states_ = states_scratch_.reserve<float>(num_slots_ * 2 * shape.num_heads);
 }
 
-void AttentionPlan::add_rows(int32_t sequence, int64_t row, int64_t num_rows, int64_t first_index, const AttentionShape& shape,
-                             bool is_split) {
-    const int64_t end = first_index + num_rows;
-    const int64_t begin = shape.window > 0 ? std::max<int64_t>(0, first_index - shape.window + 1) : 0;
-    int64_t count = 0;
-    for (int64_t key = begin; key < end; ++count) {
-        const int64_t next = is_split ? std::min(end, (key / kPartKeys + 1) * kPartKeys) : end;
-        spans_.push_back({sequence, row, num_rows, first_index, key, next, num_slots_ + count * num_rows});
-        key = next;
+// Keys that at least one of the rows sees.
+Range AttentionPlan::keys_of(const Span& rows, const AttentionShape& shape) {
+    return {shape.window > 0 ? std::max<int64_t>(0, rows.first_index - shape.window + 1) : 0, rows.first_index + rows.num_rows};
+}
+
+// Cuts the keys of some rows into tasks. Without a split one task folds its parts itself, and has one slot for each row.
+void AttentionPlan::add_rows(const Span& rows, const AttentionShape& shape) {
+    const Range keys = keys_of(rows, shape);
+    const int64_t first_part = keys.begin / kPartKeys;
+    const int64_t count = rows.is_split ? (keys.end - 1) / kPartKeys - first_part + 1 : 1;
+    const int64_t step = rows.is_split ? parts_per_task_ : count;
+    for (int64_t part = 0; part < count; part += step) {
+        Span span = rows;
+        span.key_begin = part ? (first_part + part) * kPartKeys : keys.begin;
+        span.key_end = part + step < count ? (first_part + part + step) * kPartKeys : keys.end;
+        span.slot = num_slots_ + part * rows.num_rows;
+        spans_.push_back(span);
     }
-    for (int64_t i = 0; i < num_rows; ++i) parts_[size_t(row + i)] = {num_slots_ + i, num_rows, count};
-    num_slots_ += count * num_rows;
+    for (int64_t i = 0; i < rows.num_rows; ++i) parts_[size_t(rows.row + i)] = {num_slots_ + i, rows.num_rows, count};
+    num_slots_ += count * rows.num_rows;
 }
 
 void AttentionPlan::attend(const Kernels& kernels, int thread, const omni_kv_cache& cache, const omni_batch& batch,
@@ -81,6 +98,7 @@ void AttentionPlan::attend(const Kernels& kernels, int thread, const omni_kv_cac
         task.key_begin = span.key_begin;
         task.key_end = span.key_end;
         task.scale = shape.scale;
+        task.is_split = span.is_split;
         task.q = q + span.row * q_stride + kv_head * group_floats;
         task.q_stride = q_stride;
         task.out = sums_ + span.slot * shape.width() + kv_head * group_floats;

@@ -37,17 +37,19 @@ private:
         int64_t first_index;    // place of the first row's token in the sequence
         int64_t key_begin, key_end;
         int64_t slot;           // of its first row in sums_ and states_
+        bool is_split;          // has a slot for each row and part, else for each row
     };
     // Where a row's partial results are.
     struct Parts {
         int64_t slot, stride, count;
     };
 
-    void add_rows(int32_t sequence, int64_t row, int64_t num_rows, int64_t first_index, const AttentionShape& shape, bool is_split);
+    static Range keys_of(const Span& rows, const AttentionShape& shape);
+    void add_rows(const Span& rows, const AttentionShape& shape);
 
     std::vector<Span> spans_;
     std::vector<Parts> parts_;
-    int64_t num_slots_ = 0, tile_floats_ = 0;
+    int64_t num_slots_ = 0, tile_floats_ = 0, parts_per_task_ = 1;
     Scratch sums_scratch_, states_scratch_, tiles_scratch_;
     float *sums_ = nullptr, *states_ = nullptr, *tiles_ = nullptr;
 };

@@ -67,6 +67,7 @@ struct AttentionTask {
     float scale;
     const float* q;         // first row, first head of the group
     int64_t q_stride;       // floats from row to row; heads are head_dim apart
+    bool is_split;          // each part's result is handed over by itself, num_rows rows after the one before
     float* out;             // unnormalised sums, rows and heads as out_stride says
     int64_t out_stride;
     float* state;           // [num_rows, heads_per_kv, 2]: largest score and sum of exponentials; 0 as the sum: no key was seen

@@ -124,7 +124,11 @@ struct TileKeys {
     int64_t count;  // keys to the end of what is stored
     const uint8_t *keys[kChunksPerTile], *values[kChunksPerTile];
     const uint8_t *key_scales[kChunksPerTile], *value_scales[kChunksPerTile];
+    // Where the next tile of the task has them: pages lie apart, and a processor looks ahead only within one.
+    const uint8_t *next_keys[kChunksPerTile], *next_values[kChunksPerTile];
 };
+
+inline void ask_memory(const void* bytes) { __builtin_prefetch(bytes); }
 
 inline int64_t rounded_up(int64_t x) { return divide_up(x, 16) * 16; }
 
@@ -169,20 +173,28 @@ void load_queries(const AttentionTask& t, const Tile& tile) {
         }
 }
 
+inline CacheCell chunk_at(const AttentionTask& t, int64_t index) {
+    const int64_t size = t.cache->block_size;
+    return cell_in(*t.cache, t.head_dim, t.block_table[index / size], t.kv_head, index % size);
+}
+
 TileKeys find_keys(const AttentionTask& t, int64_t begin) {
-    TileKeys keys;
+    TileKeys keys = {};
     keys.begin = begin;
     keys.count = smaller(kTileKeys, t.key_end - begin);
     keys.first_chunk = later(t.key_begin - begin, 0) / kChunkKeys;
     keys.end_chunk = divide_up(keys.count, kChunkKeys);
     for (int64_t chunk = keys.first_chunk; chunk < keys.end_chunk; ++chunk) {
-        const int64_t index = begin + chunk * kChunkKeys;
-        const CacheCell cell =
-            cell_in(*t.cache, t.head_dim, t.block_table[index / t.cache->block_size], t.kv_head, index % t.cache->block_size);
+        const CacheCell cell = chunk_at(t, begin + chunk * kChunkKeys);
         keys.keys[chunk] = cell.keys;
         keys.values[chunk] = cell.values;
         keys.key_scales[chunk] = cell.key_scale;
         keys.value_scales[chunk] = cell.value_scale;
+        // Past the last tile it asks for what is there already.
+        const int64_t next = begin + kTileKeys + chunk * kChunkKeys;
+        const CacheCell later_cell = next < t.key_end ? chunk_at(t, next) : cell;
+        keys.next_keys[chunk] = later_cell.keys;
+        keys.next_values[chunk] = later_cell.values;
     }
     return keys;
 }
@@ -198,7 +210,10 @@ inline const uint16_t* bfloat16_of(const uint8_t* bytes) { return reinterpret_ca
 template <int Chunks>
 inline void score_chunks(const Tile& tile, const TileKeys& keys, int64_t chunk, int32_t head_dim) {
     const auto right = [&](int64_t d, int c) {
-        return widened(bfloat16_of(keys.keys[chunk + c / kRegisters]) + d * kChunkKeys + c % kRegisters * OMNI_LANES);
+        const int64_t at = d * kChunkKeys + c % kRegisters * OMNI_LANES;
+        // Two dimensions of a chunk are a cache line.
+        if (c % kRegisters == 0 && d % 2 == 0) ask_memory(bfloat16_of(keys.next_keys[chunk + c / kRegisters]) + at);
+        return widened(bfloat16_of(keys.keys[chunk + c / kRegisters]) + at);
     };
     multiply_rows_down_to<kQueryRows, Chunks * kRegisters>(tile.num_queries, tile.queries, tile.padded_dim, 0, head_dim, right,
                                                           tile.scores + chunk * kChunkKeys, kTileKeys, false);
@@ -236,6 +251,7 @@ template <int Rows>
 void score_codes(const AttentionTask& t, const Tile& tile, const TileKeys& keys, int64_t query) {
     int32_t products[Rows][kChunkKeys];
     for (int64_t chunk = keys.first_chunk; chunk < keys.end_chunk; ++chunk) {
+        for (int32_t d = 0; d < t.head_dim; d += 4) ask_memory(keys.next_keys[chunk] + d * kChunkKeys);
         multiply_codes<Rows>(keys.keys[chunk], t.head_dim, tile.codes + query * tile.padded_dim, tile.padded_dim, tile.code_sums + query,
                              products);
         float steps[kChunkKeys];
@@ -318,14 +334,14 @@ void soften(const AttentionTask& t, const Tile& tile, const TileKeys& keys, int6
 // Values.
 
 template <typename T>
-inline const T* value_row(const TileKeys& keys, int64_t key, int32_t head_dim) {
-    return reinterpret_cast<const T*>(keys.values[key / kChunkKeys]) + key % kChunkKeys * head_dim;
+inline const T* value_row(const uint8_t* const* values, int64_t key, int32_t head_dim) {
+    return reinterpret_cast<const T*>(values[key / kChunkKeys]) + key % kChunkKeys * head_dim;
 }
 
 template <typename T>
 void unpack_values(const AttentionTask& t, const Tile& tile, const TileKeys& keys, int64_t first) {
     for (int64_t key = first; key < keys.count; ++key) {
-        const T* row = value_row<T>(keys, key, t.head_dim);
+        const T* row = value_row<T>(keys.values, key, t.head_dim);
         float* out = tile.unpacked + key * tile.padded_dim;
         int32_t d = 0;
         for (; d + OMNI_LANES <= t.head_dim; d += OMNI_LANES) store(out + d, widened(row + d));
@@ -342,7 +358,11 @@ void add_values_of(const AttentionTask& t, const Tile& tile, const TileKeys& key
     if (tile.num_queries < kQueriesToUnpack && t.head_dim % OMNI_LANES == 0) {
         multiply_columns(
             tile.num_queries, tile.scores, kTileKeys, first, keys.count, tile.padded_dim,
-            [&](int64_t key, int64_t d) { return widened(value_row<T>(keys, key, t.head_dim) + d); }, tile.sums, tile.padded_dim, true);
+            [&](int64_t key, int64_t d) {
+                if (d * int64_t(sizeof(T)) % 64 == 0) ask_memory(value_row<T>(keys.next_values, key, t.head_dim) + d);
+                return widened(value_row<T>(keys.values, key, t.head_dim) + d);
+            },
+            tile.sums, tile.padded_dim, true);
         return;
     }
     unpack_values<T>(t, tile, keys, first);
@@ -410,24 +430,33 @@ void attend_part(const AttentionTask& t, const Tile& tile, int64_t begin, int64_
     }
 }
 
+// Hands over what has come of the queries: the sums of one part, or of all.
+void write_results(const AttentionTask& t, const Tile& tile, const float* sums, const float* states, int64_t part) {
+    for (int64_t r = 0; r < t.num_rows; ++r)
+        for (int32_t h = 0; h < t.heads_per_kv; ++h) {
+            const int64_t query = r * t.heads_per_kv + h, row = part * t.num_rows + r;
+            memcpy(t.out + row * t.out_stride + h * t.head_dim, sums + query * tile.padded_dim, sizeof(float) * size_t(t.head_dim));
+            memcpy(t.state + row * t.state_stride + 2 * h, states + 2 * query, 2 * sizeof(float));
+        }
+}
+
 void attention(const AttentionTask& t) {
     const Tile tile = tile_in(t);
     load_queries(t, tile);
     for (int64_t query = 0; query < tile.num_queries; ++query)
         empty_state(tile.total_sums + query * tile.padded_dim, tile.padded_dim, tile.total_state + 2 * query);
-    for (int64_t begin = t.key_begin / kPartKeys * kPartKeys; begin < t.key_end; begin += kPartKeys) {
-        attend_part(t, tile, begin, begin + kPartKeys);
+    const int64_t first_part = t.key_begin / kPartKeys;
+    for (int64_t part = first_part; part * kPartKeys < t.key_end; ++part) {
+        attend_part(t, tile, part * kPartKeys, (part + 1) * kPartKeys);
+        if (t.is_split) {
+            write_results(t, tile, tile.sums, tile.state, part - first_part);
+            continue;
+        }
         for (int64_t query = 0; query < tile.num_queries; ++query)
             fold(tile.sums + query * tile.padded_dim, tile.state + 2 * query, tile.padded_dim,
                  tile.total_sums + query * tile.padded_dim, tile.total_state + 2 * query);
     }
-    for (int64_t r = 0; r < t.num_rows; ++r)
-        for (int32_t h = 0; h < t.heads_per_kv; ++h) {
-            const int64_t query = r * t.heads_per_kv + h;
-            memcpy(t.out + r * t.out_stride + h * t.head_dim, tile.total_sums + query * tile.padded_dim,
-                   sizeof(float) * size_t(t.head_dim));
-            memcpy(t.state + r * t.state_stride + 2 * h, tile.total_state + 2 * query, 2 * sizeof(float));
-        }
+    if (!t.is_split) write_results(t, tile, tile.total_sums, tile.total_state, 0);
 }
 
 void join_attention(const float* sums, int64_t part_stride, const float* states, int64_t state_stride, int64_t parts, int32_t head_dim,

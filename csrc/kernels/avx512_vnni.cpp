@@ -34,6 +34,8 @@ static inline simde__m512 emulated_fmadd_ps(simde__m512 a, simde__m512 b, simde_
 #define OMNI_ARM avx512_vnni
 #define OMNI_LANES 16
 #define OMNI_FUSED(a, b, c) ((Floats)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
+#define OMNI_LARGER(x, y) ((Floats)_mm512_max_ps((__m512)(x), (__m512)(y)))
+#define OMNI_WIDENED(bytes) ((Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))))
 #include "attention.inl"
 
 namespace omni {

@@ -2,6 +2,8 @@
 //   OMNI_ARM              its namespace
 //   OMNI_LANES            float32 lanes of a register: 4, 8 or 16
 //   OMNI_FUSED(a, b, c)   a * b + c of three `Floats`, rounded once
+//   OMNI_LARGER(x, y)     x > y ? x : y of two `Floats`, so y where one is not a number
+//   OMNI_WIDENED(bytes)   the next signed bytes as `Ints`
 // Three rules make the bits equal: nothing is fused but by `fused` (the build forbids the compiler to do it), sums run over 16 lanes and
 // then through one tree whatever a register holds, and functions are fixed polynomials.
 // Nothing of the standard library is used: an inline function of a header, compiled here for one instruction set, could be the
@@ -37,7 +39,7 @@ inline Floats fused(Floats a, Floats b, Floats c) { return OMNI_FUSED(a, b, c); 
 inline float fused(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
 inline float larger(float x, float y) { return x > y ? x : y; }
-inline Floats larger(Floats x, Floats y) { return x > y ? x : y; }
+inline Floats larger(Floats x, Floats y) { return OMNI_LARGER(x, y); }
 inline int64_t smaller(int64_t x, int64_t y) { return x < y ? x : y; }
 inline int64_t later(int64_t x, int64_t y) { return x > y ? x : y; }
 inline int64_t divide_up(int64_t x, int64_t y) { return (x + y - 1) / y; }
@@ -100,15 +102,19 @@ inline Lanes larger(const Lanes& a, const Lanes& b) {
     return map([](Floats x, Floats y) { return larger(x, y); }, a, b);
 }
 
+inline Floats rotated(Floats v, int width) {
+    Ints places;
+    for (int i = 0; i < OMNI_LANES; ++i) places[i] = (i + width) % OMNI_LANES;
+    return __builtin_shuffle(v, places);
+}
+
 // Lanes i and i + 8, then i and i + 4, i + 2, i + 1.
 template <typename Function>
 inline float folded(Lanes v, const Function& function) {
     for (int width = kRegisters / 2; width > 0; width /= 2)
         for (int i = 0; i < width; ++i) v.part[i] = function(v.part[i], v.part[i + width]);
-    float lanes[OMNI_LANES];
-    memcpy(lanes, &v.part[0], sizeof lanes);
-    for (int width = OMNI_LANES / 2; width > 0; width /= 2)
-        for (int i = 0; i < width; ++i) lanes[i] = function(lanes[i], lanes[i + width]);
+    Floats lanes = v.part[0];
+    for (int width = OMNI_LANES / 2; width > 0; width /= 2) lanes = function(lanes, rotated(lanes, width));
     return lanes[0];
 }
 
@@ -202,9 +208,7 @@ inline Floats widened(const uint16_t* numbers) {
 }
 
 inline Floats widened(const int8_t* numbers) {
-    Bytes v;
-    memcpy(&v, numbers, sizeof v);
-    return __builtin_convertvector(__builtin_convertvector(v, Ints), Floats);
+    return __builtin_convertvector(OMNI_WIDENED(numbers), Floats);
 }
 
 inline Floats widened(const float* numbers) { return load(numbers); }

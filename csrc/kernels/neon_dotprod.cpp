@@ -1,9 +1,17 @@
 // Armv8.2 with the dot-product instructions: four rows in a register, four columns of each in a lane.
 #include <arm_neon.h>
 
+static inline int32x4_t widened_bytes(const int8_t* bytes) {
+    int32_t four;
+    __builtin_memcpy(&four, bytes, sizeof four);
+    return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(four)))));
+}
+
 #define OMNI_ARM neon_dotprod
 #define OMNI_LANES 4
 #define OMNI_FUSED(a, b, c) ((Floats)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
+#define OMNI_LARGER(x, y) ((x) > (y) ? (x) : (y))
+#define OMNI_WIDENED(bytes) ((Ints)widened_bytes(bytes))
 #include "attention.inl"
 
 namespace omni {
