@@ -19,12 +19,19 @@ static inline simde__m512 emulated_fmadd_ps(simde__m512 a, simde__m512 b, simde_
     for (int i = 0; i < 16; ++i) out.f32[i] = __builtin_fmaf(x.f32[i], y.f32[i], z.f32[i]);
     return simde__m512_from_private(out);
 }
+static inline simde__m512i emulated_cvtepi8_epi32(simde__m128i x) {
+    simde__m512i_private out;
+    for (int i = 0; i < 16; ++i) out.i32[i] = simde__m128i_to_private(x).i8[i];
+    return simde__m512i_from_private(out);
+}
 #undef _mm512_cvtepi32_ps
+#undef _mm512_cvtepi8_epi32
 #undef _mm512_cvtph_ps
 #undef _mm512_fmadd_ps
 #define _mm512_cvtepi32_ps emulated_cvtepi32_ps
 #define _mm512_cvtph_ps emulated_cvtph_ps
 #define _mm512_fmadd_ps emulated_fmadd_ps
+#define _mm512_cvtepi8_epi32 emulated_cvtepi8_epi32
 #else
 #include <immintrin.h>
 #endif
