@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "include/checks.h"
+#include "include/rope.h"
 
 #define OMNI_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -69,17 +70,29 @@ const Kernels& choose(const char* isa) {
     omni::refuse("isa", isa, names(true));
 }
 
+// The text of an error may itself find no memory.
+int32_t failed(const char* text, int32_t code) noexcept {
+    try {
+        last_error = text;
+    } catch (...) {
+        last_error.clear();
+    }
+    return code;
+}
+
 template <typename Body>
-int32_t guarded(const Body& body) {
+int32_t guarded(const Body& body) noexcept {
     try {
         body();
         return OMNI_OK;
     } catch (const Refused& error) {
-        last_error = error.what();
-        return OMNI_ERROR_ARGUMENT;
+        return failed(error.what(), OMNI_ERROR_ARGUMENT);
     } catch (const std::bad_alloc&) {
-        last_error = "out of memory";
-        return OMNI_ERROR_MEMORY;
+        return failed("out of memory", OMNI_ERROR_MEMORY);
+    } catch (const std::exception& error) {
+        return failed(error.what(), OMNI_ERROR_INTERNAL);
+    } catch (...) {
+        return failed("an exception of no known kind", OMNI_ERROR_INTERNAL);
     }
 }
 
@@ -126,12 +139,15 @@ OMNI_EXPORT omni_team* omni_team_create(int32_t num_threads, const char* isa, in
     return code == OMNI_OK ? team : nullptr;
 }
 
-OMNI_EXPORT void omni_team_destroy(omni_team* team) { delete team; }
+OMNI_EXPORT void omni_team_destroy(omni_team* team) {
+    if (team && !team->team.is_forked()) delete team;
+}
 
 OMNI_EXPORT const char* omni_team_isa(const omni_team* team) { return team->team.kernels().name; }
 
 OMNI_EXPORT int32_t omni_linear(omni_team* handle, const omni_matrix* matrix, const float* x, int64_t num_rows, float* out) {
     return guarded([&] {
+        omni::check_pointers({{"team", handle}, {"matrix", matrix}, {"x", x}, {"out", out}});
         omni::check_matrix("matrix", *matrix);
         omni::check_positive("num_rows", num_rows);
         Team& team = handle->team;
@@ -152,6 +168,7 @@ OMNI_EXPORT int32_t omni_linear(omni_team* handle, const omni_matrix* matrix, co
 
 OMNI_EXPORT int32_t omni_dequantize_rows(omni_team* team, const omni_matrix* matrix, const int32_t* ids, int64_t count, float* out) {
     return guarded([&] {
+        omni::check_pointers({{"team", team}, {"matrix", matrix}, {"ids", ids}, {"out", out}});
         omni::check_matrix("matrix", *matrix);
         for (int64_t i = 0; i < count; ++i)
             if (ids[i] < 0 || ids[i] >= matrix->rows)
@@ -164,6 +181,7 @@ OMNI_EXPORT int32_t omni_dequantize_rows(omni_team* team, const omni_matrix* mat
 
 OMNI_EXPORT int32_t omni_dequantize_panel(omni_team* team, const omni_matrix* matrix, int64_t first, int64_t count, uint16_t* out) {
     return guarded([&] {
+        omni::check_pointers({{"team", team}, {"matrix", matrix}, {"out", out}});
         omni::check_matrix("matrix", *matrix);
         if (first < 0 || count < 0 || first + count > matrix->rows)
             omni::refuse("rows", std::to_string(first) + " + " + std::to_string(count), "within " + std::to_string(matrix->rows));
@@ -184,6 +202,7 @@ OMNI_EXPORT int32_t omni_dequantize_panel(omni_team* team, const omni_matrix* ma
 OMNI_EXPORT int32_t omni_quantize_rows(omni_team* team, const float* x, int64_t num_rows, int64_t columns, int32_t group_size, int8_t* p,
                                        float* a, float* s) {
     return guarded([&] {
+        omni::check_pointers({{"team", team}, {"x", x}, {"p", p}, {"a", a}, {"s", s}});
         omni::check_positive("columns", columns);
         omni::check_group_size(group_size);
         const int64_t groups = (columns + group_size - 1) / group_size;
@@ -199,6 +218,7 @@ OMNI_EXPORT int32_t omni_quantize_rows(omni_team* team, const float* x, int64_t 
 OMNI_EXPORT int32_t omni_rms_norm(omni_team* team, const float* x, const float* weight, int64_t num_rows, int64_t columns, float eps,
                                   float* out) {
     return guarded([&] {
+        omni::check_pointers({{"team", team}, {"x", x}, {"weight", weight}, {"out", out}});
         omni::check_positive("columns", columns);
         split(team, num_rows, [&](const Kernels& kernels, int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; ++i) kernels.rms_norm_row(x + i * columns, weight, columns, eps, out + i * columns);
@@ -206,9 +226,28 @@ OMNI_EXPORT int32_t omni_rms_norm(omni_team* team, const float* x, const float* 
     });
 }
 
-OMNI_EXPORT int32_t omni_rope(omni_team* team, float* x, const int64_t* positions, const float* table, int64_t num_rows, int32_t num_heads,
-                              int32_t head_dim, int32_t rotary_dim, int32_t style) {
+OMNI_EXPORT int32_t omni_rope_table(omni_team* team, const double* frequencies, int64_t count, int64_t num_positions, float magnitude,
+                                    float* out) {
     return guarded([&] {
+        omni::check_pointers({{"team", team}, {"frequencies", frequencies}, {"out", out}});
+        omni::check_positive("count", count);
+        omni::check_positive("num_positions", num_positions);
+        for (int64_t i = 0; i < count; ++i)
+            if (!(frequencies[i] >= 0 && frequencies[i] * double(num_positions) <= omni::kMaxAngle))
+                omni::refuse("frequency", std::to_string(frequencies[i]), "0 or more, and at most 2^23 times num_positions");
+        split(team, num_positions, [&](const Kernels&, int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) omni::rope_row(frequencies, count, double(i), magnitude, out + i * 2 * count);
+        });
+    });
+}
+
+OMNI_EXPORT int32_t omni_rope(omni_team* team, float* x, const int64_t* positions, const float* table, int64_t num_positions,
+                              int64_t num_rows, int32_t num_heads, int32_t head_dim, int32_t rotary_dim, int32_t style) {
+    return guarded([&] {
+        omni::check_pointers({{"team", team}, {"x", x}, {"positions", positions}, {"table", table}});
+        omni::check_positive("num_heads", num_heads);
+        omni::check_range("style", style, 2);
+        for (int64_t i = 0; i < num_rows; ++i) omni::check_range("position", positions[i], num_positions);
         if (rotary_dim < 2 || rotary_dim > head_dim || rotary_dim % 2)
             omni::refuse("rotary_dim", std::to_string(rotary_dim), "an even number from 2 to head_dim " + std::to_string(head_dim));
         split(team, num_rows * num_heads, [&](const Kernels& kernels, int64_t begin, int64_t end) {
@@ -221,6 +260,8 @@ OMNI_EXPORT int32_t omni_rope(omni_team* team, float* x, const int64_t* position
 OMNI_EXPORT int32_t omni_gated_activation(omni_team* team, const float* gate, const float* up, int64_t count, int32_t activation,
                                           float* out) {
     return guarded([&] {
+        omni::check_pointers({{"team", team}, {"gate", gate}, {"up", up}, {"out", out}});
+        omni::check_range("activation", activation, 2);
         split(team, count, [&](const Kernels& kernels, int64_t begin, int64_t end) {
             kernels.gated_activation(gate + begin, up + begin, end - begin, activation, out + begin);
         });
@@ -230,6 +271,7 @@ OMNI_EXPORT int32_t omni_gated_activation(omni_team* team, const float* gate, co
 OMNI_EXPORT int32_t omni_store_kv(omni_team* team, const omni_kv_cache* cache, const float* k, const float* v, const int64_t* slots,
                                   int64_t num_rows, int32_t num_kv_heads, int32_t head_dim) {
     return guarded([&] {
+        omni::check_pointers({{"team", team}, {"cache", cache}, {"k", k}, {"v", v}, {"slots", slots}});
         omni::check_heads(num_kv_heads, num_kv_heads, head_dim);
         omni::check_cache(*cache, num_kv_heads, head_dim);
         omni::check_slots(*cache, slots, num_rows);
@@ -249,10 +291,13 @@ OMNI_EXPORT int32_t omni_attention(omni_team* handle, const omni_kv_cache* cache
                                    const float* q, int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t window, float scale,
                                    float* out) {
     return guarded([&] {
+        omni::check_pointers({{"team", handle}, {"cache", cache}, {"batch", batch}, {"q", q}, {"out", out}});
         omni::check_positive("num_rows", batch->num_rows);
         omni::check_positive("num_seqs", batch->num_seqs);
         omni::check_heads(num_heads, num_kv_heads, head_dim);
         omni::check_cache(*cache, num_kv_heads, head_dim);
+        omni::check_range("kv_group", kv_group, batch->num_groups);
+        if (window < 0) omni::refuse("window", std::to_string(window), "0 or more");
         omni::check_sequences(*batch, *cache, kv_group, window);
         Team& team = handle->team;
         const omni::AttentionShape shape = {num_heads, num_kv_heads, head_dim, window, kv_group, scale};
@@ -271,7 +316,7 @@ OMNI_EXPORT int32_t omni_attention(omni_team* handle, const omni_kv_cache* cache
 OMNI_EXPORT omni_decoder* omni_decoder_create(omni_team* team, const omni_decoder_spec* spec, const omni_layer* layers) {
     omni_decoder* decoder = nullptr;
     const int32_t code = guarded([&] {
-        omni::check_pointer("team", team);
+        omni::check_pointers({{"team", team}, {"spec", spec}});
         omni::check_decoder(*spec, layers);
         decoder = new omni_decoder(team->team, *spec, layers);
     });
@@ -282,6 +327,7 @@ OMNI_EXPORT void omni_decoder_destroy(omni_decoder* decoder) { delete decoder; }
 
 OMNI_EXPORT int32_t omni_decoder_bind_cache(omni_decoder* handle, const omni_kv_cache* caches) {
     return guarded([&] {
+        omni::check_pointers({{"decoder", handle}, {"caches", caches}});
         omni::Decoder& decoder = handle->decoder;
         for (int32_t i = 0; i < decoder.spec().num_layers; ++i)
             omni::check_cache(caches[i], decoder.spec().num_kv_heads, decoder.spec().head_dim);
@@ -291,6 +337,7 @@ OMNI_EXPORT int32_t omni_decoder_bind_cache(omni_decoder* handle, const omni_kv_
 
 OMNI_EXPORT int32_t omni_decoder_step(omni_decoder* handle, const omni_batch* batch) {
     return guarded([&] {
+        omni::check_pointers({{"decoder", handle}, {"batch", batch}});
         omni::check_batch(handle->decoder, *batch);
         handle->decoder.step(*batch);
     });

@@ -6,6 +6,9 @@ namespace omni {
 
 namespace {
 
+// Bounds that keep products of sizes within 64 bits.
+constexpr int64_t kMaxBlockSize = 1 << 16, kMaxHeads = 1 << 16, kMaxBytes = int64_t(1) << 62;
+
 std::string text(int64_t value) { return std::to_string(value); }
 
 int64_t cell_size(const omni_kv_cache& cache, int32_t head_dim) {
@@ -32,10 +35,6 @@ void check_layer(const omni_decoder_spec& spec, const omni_layer& layer) {
         refuse("kv_group", text(layer.kv_group), "0 to num_kv_groups " + text(spec.num_kv_groups) + " exclusive");
 }
 
-void check_range(const char* argument, int64_t value, int64_t limit) {
-    if (value < 0 || value >= limit) refuse(argument, text(value), "0 to " + text(limit) + " exclusive");
-}
-
 }  // namespace
 
 void refuse(const char* argument, const std::string& given, const std::string& accepted) {
@@ -44,6 +43,14 @@ void refuse(const char* argument, const std::string& given, const std::string& a
 
 void check_positive(const char* argument, int64_t value) {
     if (value < 1) refuse(argument, text(value), "1 or more");
+}
+
+void check_range(const char* argument, int64_t value, int64_t limit) {
+    if (value < 0 || value >= limit) refuse(argument, text(value), "0 to " + text(limit) + " exclusive");
+}
+
+void check_pointers(std::initializer_list<NamedPointer> pointers) {
+    for (const NamedPointer& each : pointers) check_pointer(each.name, each.pointer);
 }
 
 void check_pointer(const char* argument, const void* pointer) {
@@ -73,6 +80,7 @@ void check_matrix_shape(const char* argument, const omni_matrix& matrix, int64_t
 void check_heads(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim) {
     check_positive("num_heads", num_heads);
     check_positive("num_kv_heads", num_kv_heads);
+    if (num_heads > kMaxHeads) refuse("num_heads", text(num_heads), "at most " + text(kMaxHeads));
     if (num_heads % num_kv_heads) refuse("num_heads", text(num_heads), "a multiple of num_kv_heads " + text(num_kv_heads));
     if (head_dim < 8 || head_dim > 512 || head_dim % 8) refuse("head_dim", text(head_dim), "a multiple of 8, at most 512");
 }
@@ -81,6 +89,12 @@ void check_cache(const omni_kv_cache& cache, int32_t num_kv_heads, int32_t head_
     check_pointer("cache data", cache.data);
     check_positive("num_blocks", cache.num_blocks);
     check_positive("block_size", cache.block_size);
+    check_positive("num_kv_heads", num_kv_heads);
+    if (cache.block_size > kMaxBlockSize) refuse("block_size", text(cache.block_size), "at most " + text(kMaxBlockSize));
+    if (num_kv_heads > kMaxHeads) refuse("num_kv_heads", text(num_kv_heads), "at most " + text(kMaxHeads));
+    if (cache.head_stride < 0 || cache.head_stride > kMaxBytes / num_kv_heads || cache.block_stride < 0 ||
+        cache.block_stride > kMaxBytes / cache.num_blocks)
+        refuse("head_stride, block_stride", text(cache.head_stride) + ", " + text(cache.block_stride), "a cache of at most 2^62 bytes");
     if (cache.kind != OMNI_KV_BFLOAT16 && cache.kind != OMNI_KV_INT8) refuse("cache kind", text(cache.kind), "0 (bfloat16) or 1 (int8)");
     if (cache.block_size % kChunkKeys) refuse("block_size", text(cache.block_size), "a multiple of 16");
     const int64_t page = cell_size(cache, head_dim) * cache.block_size;
@@ -121,6 +135,8 @@ void check_sequences(const omni_batch& batch, const omni_kv_cache& cache, int32_
     check_pointer("query_start", batch.query_start);
     check_pointer("seq_lens", batch.seq_lens);
     check_pointer("block_tables", batch.block_tables);
+    check_pointer("block_table_strides", batch.block_table_strides);
+    check_pointer("block table", batch.block_tables[kv_group]);
     if (batch.query_start[0] != 0 || batch.query_start[batch.num_seqs] != batch.num_rows)
         refuse("query_start", text(batch.query_start[0]) + " to " + text(batch.query_start[batch.num_seqs]), "0 to num_rows");
     for (int32_t i = 0; i < batch.num_seqs; ++i) {
@@ -145,6 +161,8 @@ void check_batch(const Decoder& decoder, const omni_batch& batch) {
     check_positive("num_seqs", batch.num_seqs);
     check_pointer("positions", batch.positions);
     check_pointer("slots", batch.slots);
+    if (batch.num_groups < spec.num_kv_groups)
+        refuse("num_groups", text(batch.num_groups), "at least the decoder's " + text(spec.num_kv_groups) + " KV groups");
     check_pointer("hidden", batch.hidden);
     if (batch.token_ids)
         check_pointer("embedding", spec.embedding.data);
@@ -160,6 +178,7 @@ void check_batch(const Decoder& decoder, const omni_batch& batch) {
         const std::pair<int32_t, int32_t> kind(decoder.layers()[i].kv_group, decoder.layers()[i].window);
         if (std::find(seen.begin(), seen.end(), kind) != seen.end()) continue;
         seen.push_back(kind);
+        check_pointer("slots of a group", batch.slots[kind.first]);
         check_slots(decoder.caches()[i], batch.slots[kind.first], batch.num_rows);
         check_sequences(batch, decoder.caches()[i], kind.first, kind.second);
     }

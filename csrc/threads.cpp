@@ -1,6 +1,9 @@
+#include <pthread.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <new>
+#include <stdexcept>
 
 #include "include/team.h"
 
@@ -27,7 +30,39 @@ inline void fetch_line(Ahead& ahead) {
     ahead.begin += 64;
 }
 
+// How often this process is the child of a fork since the library was loaded.
+std::atomic<uint32_t> forks{0};
+
+uint32_t watched_forks() {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
+    if (registered != 0) throw std::bad_alloc();
+    return forks.load(std::memory_order_relaxed);
+}
+
+#if defined(__x86_64__)
+// All exceptions masked, round to nearest, no flush to zero.
+constexpr uint64_t kPlainRules = 0x1f80;
+uint64_t float_rules() { return __builtin_ia32_stmxcsr(); }
+void set_float_rules(uint64_t rules) { __builtin_ia32_ldmxcsr(uint32_t(rules)); }
+#elif defined(__aarch64__)
+constexpr uint64_t kPlainRules = 0;
+uint64_t float_rules() {
+    uint64_t rules;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(rules));
+    return rules;
+}
+void set_float_rules(uint64_t rules) { __asm__ volatile("msr fpcr, %0" : : "r"(rules)); }
+#else
+constexpr uint64_t kPlainRules = 0;
+uint64_t float_rules() { return 0; }
+void set_float_rules(uint64_t) {}
+#endif
+
 }  // namespace
+
+FloatRules::FloatRules() : before_(float_rules()) { set_float_rules(kPlainRules); }
+
+FloatRules::~FloatRules() { set_float_rules(before_); }
 
 Scratch::~Scratch() { std::free(data_); }
 
@@ -42,7 +77,7 @@ void* Scratch::reserve_bytes(int64_t bytes) {
     return data_;
 }
 
-Team::Team(int num_threads, const Kernels& kernels, int spin_us) : num_threads_(num_threads), kernels_(kernels), spin_us_(spin_us) {
+Team::Team(int num_threads, const Kernels& kernels, int spin_us) : num_threads_(num_threads), kernels_(kernels), spin_us_(spin_us), generation_(watched_forks()) {
     try {
         for (int thread = 1; thread < num_threads; ++thread) threads_.emplace_back([this, thread] { work(thread); });
     } catch (...) {
@@ -55,6 +90,8 @@ Team::Team(int num_threads, const Kernels& kernels, int spin_us) : num_threads_(
     }
 }
 
+bool Team::is_forked() const { return generation_ != forks.load(std::memory_order_relaxed); }
+
 Team::~Team() {
     stopping_ = true;
     epoch_.fetch_add(1);
@@ -64,6 +101,9 @@ Team::~Team() {
 }
 
 void Team::run(const std::function<void(int)>& job) {
+    if (is_forked())
+        throw std::runtime_error("a team of threads does not cross a fork: create the engine in the process that uses it");
+    const FloatRules rules;
     job_ = &job;
     epoch_.fetch_add(1);
     // A thread counts itself as parked before it looks at the epoch for the last time, under the mutex.
@@ -93,6 +133,7 @@ void Team::barrier(Ahead& ahead) {
 }
 
 void Team::work(int thread) {
+    const FloatRules rules;
     uint64_t seen = 0;
     for (;;) {
         seen = wait_for_job(seen);

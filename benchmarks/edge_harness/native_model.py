@@ -10,7 +10,7 @@ from types import TracebackType
 import numpy as np
 
 from vllm_omni.errors import RequestError
-from vllm_omni.model_executor.models.decoder.rope import rope_table
+from vllm_omni.model_executor.models.decoder.rope import rope_angles
 from vllm_omni.model_executor.models.decoder.spec_mapping import EMBEDDING, DecoderShape, shape_of
 from vllm_omni.model_executor.models.decoder.weights import (
     MappedMatrix,
@@ -19,7 +19,7 @@ from vllm_omni.model_executor.models.decoder.weights import (
     placed_weights,
 )
 from vllm_omni.native.decoder import Batch, Decoder
-from vllm_omni.native.ops import Matrix, Team, linear
+from vllm_omni.native.ops import Matrix, Team, linear, rope_table
 from vllm_omni.native.spec import DecoderSpec, DecoderWeights, FloatArray, KvCacheView, StepRows, kv_cell_bytes
 from vllm_omni.quantization.artifact import Artifact, read_artifact
 
@@ -48,11 +48,12 @@ class NativeModel:
         self.shape = _first_layers(shape_of(self.artifact.config), num_layers)
         self.num_blocks = -(-max_tokens // BLOCK_SIZE)
         self.spec = decoder_spec(self.shape, self.num_blocks * BLOCK_SIZE)
-        rope = rope_table(self.artifact.config, self.shape.head_dim, self.spec.max_position)
+        self.team = Team(num_threads)
+        angles = rope_angles(self.artifact.config, self.shape.head_dim)
+        rope = rope_table(self.team, angles.frequencies, angles.magnitude, self.spec.max_position)
         weights = decoder_weights(self.mapped, self.shape, packed_matrix)
         self.weights: DecoderWeights[Matrix] = placed_weights(weights, rope, [0] * self.shape.num_layers)
         self.head = packed_matrix(self.mapped.matrix(*head_of(self.shape)))
-        self.team = Team(num_threads)
         self._decoder = Decoder(self.team, self.spec, self.weights)
         self._pages = [self.new_pages() for _ in self.weights.layers]
         self._decoder.bind_cache([KvCacheView.of_array(pages, KV_KIND) for pages in self._pages])

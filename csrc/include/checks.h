@@ -1,6 +1,7 @@
 // What callers may pass. Each function throws Refused, whose text names the argument, what was given and what is accepted.
 #pragma once
 
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 
@@ -14,6 +15,14 @@ struct Refused : std::runtime_error {
 
 [[noreturn]] void refuse(const char* argument, const std::string& given, const std::string& accepted);
 
+struct NamedPointer {
+    const char* name;
+    const void* pointer;
+};
+
+void check_pointers(std::initializer_list<NamedPointer> pointers);
+// 0 to `limit`, exclusive.
+void check_range(const char* argument, int64_t value, int64_t limit);
 void check_positive(const char* argument, int64_t value);
 void check_pointer(const char* argument, const void* pointer);
 void check_matrix(const char* argument, const omni_matrix& matrix);

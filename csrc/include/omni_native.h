@@ -13,7 +13,7 @@ extern "C" {
 // Changes whenever the bits of a result do.
 #define OMNI_NUMERICS_VERSION 2
 
-enum { OMNI_OK = 0, OMNI_ERROR_ARGUMENT = -1, OMNI_ERROR_ISA = -2, OMNI_ERROR_MEMORY = -3 };
+enum { OMNI_OK = 0, OMNI_ERROR_ARGUMENT = -1, OMNI_ERROR_ISA = -2, OMNI_ERROR_MEMORY = -3, OMNI_ERROR_INTERNAL = -4 };
 enum { OMNI_ACTIVATION_SILU = 0, OMNI_ACTIVATION_GELU = 1 };       // GELU: exact, with erf
 enum { OMNI_KV_BFLOAT16 = 0, OMNI_KV_INT8 = 1 };
 enum { OMNI_ROPE_HALVES = 0, OMNI_ROPE_PAIRS = 1 };                // partners: i and i + dim/2, or 2i and 2i + 1
@@ -78,6 +78,7 @@ typedef struct {
 typedef struct {
     int32_t num_rows;
     int32_t num_seqs;
+    int32_t num_groups;                   // KV groups that slots and tables are given for
     const int32_t* token_ids;             // [num_rows], looked up in the packed embedding; or NULL
     const float* inputs;                  // [num_rows, hidden] where token_ids is NULL
     const int64_t* positions;             // [num_rows], index into the rope table
@@ -119,9 +120,11 @@ int32_t omni_dequantize_panel(omni_team* team, const omni_matrix* matrix, int64_
 int32_t omni_quantize_rows(omni_team* team, const float* x, int64_t num_rows, int64_t columns, int32_t group_size, int8_t* p, float* a,
                            float* s);
 int32_t omni_rms_norm(omni_team* team, const float* x, const float* weight, int64_t num_rows, int64_t columns, float eps, float* out);
-// x [num_rows, num_heads, head_dim], in place.
-int32_t omni_rope(omni_team* team, float* x, const int64_t* positions, const float* table, int64_t num_rows, int32_t num_heads,
-                  int32_t head_dim, int32_t rotary_dim, int32_t style);
+// out [num_positions, 2 * count]: cosines, then sines, of each position times frequencies [count], times `magnitude`.
+int32_t omni_rope_table(omni_team* team, const double* frequencies, int64_t count, int64_t num_positions, float magnitude, float* out);
+// x [num_rows, num_heads, head_dim], in place; table [num_positions, rotary_dim].
+int32_t omni_rope(omni_team* team, float* x, const int64_t* positions, const float* table, int64_t num_positions, int64_t num_rows,
+                  int32_t num_heads, int32_t head_dim, int32_t rotary_dim, int32_t style);
 // out = activation(gate) * up, each [count].
 int32_t omni_gated_activation(omni_team* team, const float* gate, const float* up, int64_t count, int32_t activation, float* out);
 // k, v [num_rows, kv_heads, head_dim] into the cache.

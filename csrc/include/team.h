@@ -46,7 +46,8 @@ public:
     Team(const Team&) = delete;
     Team& operator=(const Team&) = delete;
 
-    // Runs job(thread) on every thread, the calling one as thread 0, and returns when all are done.
+    // Runs job(thread) on every thread, the calling one as thread 0, and returns when all are done. Throws std::runtime_error in a process
+    // that was forked from the one that made the team: its threads are not there.
     void run(const std::function<void(int)>& job);
 
     // Within a job: nobody goes on before all have come here. Who waits asks memory for what is ahead, and moves its beginning.
@@ -55,6 +56,9 @@ public:
         Ahead nothing;
         barrier(nothing);
     }
+
+    // Whether this process was forked from the one that made the team. Such a team cannot be ended either: its threads are not there.
+    bool is_forked() const;
 
     int size() const { return num_threads_; }
     const Kernels& kernels() const { return kernels_; }
@@ -66,6 +70,7 @@ private:
     const int num_threads_;
     const Kernels& kernels_;
     const int spin_us_;
+    const uint32_t generation_;
 
     alignas(64) std::atomic<uint64_t> epoch_{0};
     alignas(64) std::atomic<int> arrived_{0};
@@ -76,6 +81,18 @@ private:
     std::mutex mutex_;
     std::condition_variable wake_;
     std::vector<std::thread> threads_;
+};
+
+// While it lives, this thread rounds to nearest and keeps subnormal numbers, whatever the application has set.
+class FloatRules {
+public:
+    FloatRules();
+    ~FloatRules();
+    FloatRules(const FloatRules&) = delete;
+    FloatRules& operator=(const FloatRules&) = delete;
+
+private:
+    uint64_t before_;
 };
 
 struct Range {

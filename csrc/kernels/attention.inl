@@ -229,13 +229,17 @@ void score_in_place(const AttentionTask& t, const Tile& tile, const TileKeys& ke
     for (; chunk < keys.end_chunk; ++chunk) score_chunks<1>(tile, keys, chunk, t.head_dim);
 }
 
+void unpack_keys(const uint16_t* keys, const uint16_t* next, int32_t head_dim, float* out) {
+    for (int32_t d = 0; d < head_dim; ++d, keys += kChunkKeys, next += kChunkKeys, out += kTileKeys) {
+        ask_memory(next);
+        for (int c = 0; c < kRegisters; ++c) store(out + c * OMNI_LANES, widened(keys + c * OMNI_LANES));
+    }
+}
+
 void score_unpacked(const AttentionTask& t, const Tile& tile, const TileKeys& keys) {
     const int64_t first = keys.first_chunk * kChunkKeys, end = keys.end_chunk * kChunkKeys;
     for (int64_t chunk = keys.first_chunk; chunk < keys.end_chunk; ++chunk)
-        for (int32_t d = 0; d < t.head_dim; ++d)
-            for (int c = 0; c < kRegisters; ++c)
-                store(tile.unpacked + d * kTileKeys + chunk * kChunkKeys + c * OMNI_LANES,
-                      widened(bfloat16_of(keys.keys[chunk]) + d * kChunkKeys + c * OMNI_LANES));
+        unpack_keys(bfloat16_of(keys.keys[chunk]), bfloat16_of(keys.next_keys[chunk]), t.head_dim, tile.unpacked + chunk * kChunkKeys);
     multiply_columns(
         tile.num_queries, tile.queries, tile.padded_dim, 0, t.head_dim, end - first,
         [&](int64_t d, int64_t key) { return load(tile.unpacked + d * kTileKeys + first + key); }, tile.scores + first, kTileKeys,
@@ -310,11 +314,11 @@ inline void soften_visible(float* scores, float* state, float* sums, int64_t wid
     Lanes total;
     for (int i = 0; i < kRegisters; ++i)
         total.part[i] = (e[i] + e[i + kRegisters]) + (e[i + 2 * kRegisters] + e[i + 3 * kRegisters]);
-    const float factor = state[0] == largest ? 1.0f : power_of_two(state[0] - largest);
+    // Exactly 1 where the largest stays, as it mostly does; a branch would often be foreseen wrongly.
+    const float factor = power_of_two(state[0] - largest);
     state[1] = fused(state[1], factor, sum_of(total));
     state[0] = largest;
-    if (factor != 1.0f)
-        for (int64_t d = 0; d < width; d += OMNI_LANES) store(sums + d, load(sums + d) * factor);
+    for (int64_t d = 0; d < width; d += OMNI_LANES) store(sums + d, load(sums + d) * factor);
 }
 
 // Turns one query's scores into exponentials, with what came before in the part rescaled to the new largest score.
@@ -338,16 +342,18 @@ inline const T* value_row(const uint8_t* const* values, int64_t key, int32_t hea
     return reinterpret_cast<const T*>(values[key / kChunkKeys]) + key % kChunkKeys * head_dim;
 }
 
+// Rows of head_dim numbers as rows of padded_dim.
 template <typename T>
-void unpack_values(const AttentionTask& t, const Tile& tile, const TileKeys& keys, int64_t first) {
-    for (int64_t key = first; key < keys.count; ++key) {
-        const T* row = value_row<T>(keys.values, key, t.head_dim);
-        float* out = tile.unpacked + key * tile.padded_dim;
+void unpack_values(const T* rows, const T* next, int64_t count, int32_t head_dim, float* out, int64_t padded_dim) {
+    for (; count > 0; --count, rows += head_dim, next += head_dim, out += padded_dim) {
         int32_t d = 0;
-        for (; d + OMNI_LANES <= t.head_dim; d += OMNI_LANES) store(out + d, widened(row + d));
-        if (d == t.head_dim) continue;
+        for (; d + OMNI_LANES <= head_dim; d += OMNI_LANES) {
+            if (d * sizeof(T) % 64 == 0) ask_memory(next + d);
+            store(out + d, widened(rows + d));
+        }
+        if (d == head_dim) continue;
         T rest[OMNI_LANES] = {};
-        memcpy(rest, row + d, sizeof(T) * size_t(t.head_dim - d));
+        memcpy(rest, rows + d, sizeof(T) * size_t(head_dim - d));
         store(out + d, widened(rest));
     }
 }
@@ -365,7 +371,9 @@ void add_values_of(const AttentionTask& t, const Tile& tile, const TileKeys& key
             tile.sums, tile.padded_dim, true);
         return;
     }
-    unpack_values<T>(t, tile, keys, first);
+    for (int64_t key = first; key < keys.count; key += kChunkKeys)
+        unpack_values(value_row<T>(keys.values, key, t.head_dim), value_row<T>(keys.next_values, key, t.head_dim),
+                      smaller(kChunkKeys, keys.count - key), t.head_dim, tile.unpacked + key * tile.padded_dim, tile.padded_dim);
     multiply_columns(
         tile.num_queries, tile.scores, kTileKeys, first, keys.count, tile.padded_dim,
         [&](int64_t key, int64_t d) { return load(tile.unpacked + key * tile.padded_dim + d); }, tile.sums, tile.padded_dim, true);

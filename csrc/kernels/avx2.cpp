@@ -5,7 +5,8 @@
 #define OMNI_LANES 8
 #define OMNI_FUSED(a, b, c) ((Floats)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
 #define OMNI_LARGER(x, y) ((Floats)_mm256_max_ps((__m256)(x), (__m256)(y)))
-#define OMNI_WIDENED(bytes) ((Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))))
+#define OMNI_WIDENED_BYTES(bytes) ((Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))))
+#define OMNI_WIDENED_HALVES(halves) _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)))
 #include "attention.inl"
 
 namespace omni {

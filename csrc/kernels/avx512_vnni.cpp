@@ -24,13 +24,20 @@ static inline simde__m512i emulated_cvtepi8_epi32(simde__m128i x) {
     for (int i = 0; i < 16; ++i) out.i32[i] = simde__m128i_to_private(x).i8[i];
     return simde__m512i_from_private(out);
 }
+static inline simde__m512i emulated_cvtepu16_epi32(simde__m256i x) {
+    simde__m512i_private out;
+    for (int i = 0; i < 16; ++i) out.i32[i] = simde__m256i_to_private(x).u16[i];
+    return simde__m512i_from_private(out);
+}
 #undef _mm512_cvtepi32_ps
+#undef _mm512_cvtepu16_epi32
 #undef _mm512_cvtepi8_epi32
 #undef _mm512_cvtph_ps
 #undef _mm512_fmadd_ps
 #define _mm512_cvtepi32_ps emulated_cvtepi32_ps
 #define _mm512_cvtph_ps emulated_cvtph_ps
 #define _mm512_fmadd_ps emulated_fmadd_ps
+#define _mm512_cvtepu16_epi32 emulated_cvtepu16_epi32
 #define _mm512_cvtepi8_epi32 emulated_cvtepi8_epi32
 #else
 #include <immintrin.h>
@@ -42,7 +49,8 @@ static inline simde__m512i emulated_cvtepi8_epi32(simde__m128i x) {
 #define OMNI_LANES 16
 #define OMNI_FUSED(a, b, c) ((Floats)_mm512_fmadd_ps((__m512)(a), (__m512)(b), (__m512)(c)))
 #define OMNI_LARGER(x, y) ((Floats)_mm512_max_ps((__m512)(x), (__m512)(y)))
-#define OMNI_WIDENED(bytes) ((Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))))
+#define OMNI_WIDENED_BYTES(bytes) ((Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))))
+#define OMNI_WIDENED_HALVES(halves) _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)))
 #include "attention.inl"
 
 namespace omni {

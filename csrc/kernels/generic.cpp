@@ -5,7 +5,8 @@
     (Floats{__builtin_fmaf(a[0], b[0], c[0]), __builtin_fmaf(a[1], b[1], c[1]), __builtin_fmaf(a[2], b[2], c[2]), \
             __builtin_fmaf(a[3], b[3], c[3])})
 #define OMNI_LARGER(x, y) ((x) > (y) ? (x) : (y))
-#define OMNI_WIDENED(bytes) (Ints{bytes[0], bytes[1], bytes[2], bytes[3]})
+#define OMNI_WIDENED_BYTES(bytes) (Ints{bytes[0], bytes[1], bytes[2], bytes[3]})
+#define OMNI_WIDENED_HALVES(halves) (Words{halves[0], halves[1], halves[2], halves[3]})
 #include "attention.inl"
 
 namespace omni {

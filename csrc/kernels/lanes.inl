@@ -3,7 +3,7 @@
 //   OMNI_LANES            float32 lanes of a register: 4, 8 or 16
 //   OMNI_FUSED(a, b, c)   a * b + c of three `Floats`, rounded once
 //   OMNI_LARGER(x, y)     x > y ? x : y of two `Floats`, so y where one is not a number
-//   OMNI_WIDENED(bytes)   the next signed bytes as `Ints`
+//   OMNI_WIDENED_BYTES(x), OMNI_WIDENED_HALVES(x)   the next signed bytes, or unsigned numbers of 16 bits, as integers of 32
 // Three rules make the bits equal: nothing is fused but by `fused` (the build forbids the compiler to do it), sums run over 16 lanes and
 // then through one tree whatever a register holds, and functions are fixed polynomials.
 // Nothing of the standard library is used: an inline function of a header, compiled here for one instruction set, could be the
@@ -22,7 +22,6 @@ namespace {
 typedef float Floats __attribute__((vector_size(4 * OMNI_LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * OMNI_LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * OMNI_LANES)));
-typedef uint16_t Halves __attribute__((vector_size(2 * OMNI_LANES)));
 typedef int8_t Bytes __attribute__((vector_size(OMNI_LANES)));
 
 inline Floats load(const float* x) {
@@ -102,10 +101,26 @@ inline Lanes larger(const Lanes& a, const Lanes& b) {
     return map([](Floats x, Floats y) { return larger(x, y); }, a, b);
 }
 
-inline Floats rotated(Floats v, int width) {
-    Ints places;
-    for (int i = 0; i < OMNI_LANES; ++i) places[i] = (i + width) % OMNI_LANES;
-    return __builtin_shuffle(v, places);
+// Lane i + Width in lane i.
+template <int Width>
+inline Floats rotated(Floats v) {
+#if OMNI_LANES == 16
+    constexpr Ints places = {Width,     Width + 1, Width + 2,  Width + 3,  Width + 4,  Width + 5,  Width + 6,  Width + 7,
+                             Width + 8, Width + 9, Width + 10, Width + 11, Width + 12, Width + 13, Width + 14, Width + 15};
+#elif OMNI_LANES == 8
+    constexpr Ints places = {Width, Width + 1, Width + 2, Width + 3, Width + 4, Width + 5, Width + 6, Width + 7};
+#else
+    constexpr Ints places = {Width, Width + 1, Width + 2, Width + 3};
+#endif
+    return __builtin_shuffle(v, places);  // modulo the number of lanes
+}
+
+template <int Width, typename Function>
+inline Floats folded_lanes(Floats v, const Function& function) {
+    if constexpr (Width == 0)
+        return v;
+    else
+        return folded_lanes<Width / 2>(function(v, rotated<Width>(v)), function);
 }
 
 // Lanes i and i + 8, then i and i + 4, i + 2, i + 1.
@@ -113,9 +128,7 @@ template <typename Function>
 inline float folded(Lanes v, const Function& function) {
     for (int width = kRegisters / 2; width > 0; width /= 2)
         for (int i = 0; i < width; ++i) v.part[i] = function(v.part[i], v.part[i + width]);
-    Floats lanes = v.part[0];
-    for (int width = OMNI_LANES / 2; width > 0; width /= 2) lanes = function(lanes, rotated(lanes, width));
-    return lanes[0];
+    return folded_lanes<OMNI_LANES / 2>(v.part[0], function)[0];
 }
 
 struct Sum {
@@ -160,11 +173,7 @@ inline Floats power_of_two(Floats x) {
     return sum * (Floats)(((Words)shifted + 127u) << 23);
 }
 
-inline float power_of_two(float x) {
-    float lanes[OMNI_LANES] = {x};
-    store(lanes, power_of_two(load(lanes)));
-    return lanes[0];
-}
+inline float power_of_two(float x) { return power_of_two(splat(x))[0]; }
 
 constexpr float kLog2E = 1.44269504f;
 
@@ -202,13 +211,11 @@ inline uint16_t to_bfloat16_bits(float x) {
 
 // bfloat16 and bytes as float32, exactly.
 inline Floats widened(const uint16_t* numbers) {
-    Halves v;
-    memcpy(&v, numbers, sizeof v);
-    return (Floats)(__builtin_convertvector(v, Words) << 16);
+    return (Floats)((Words)OMNI_WIDENED_HALVES(numbers) << 16);
 }
 
 inline Floats widened(const int8_t* numbers) {
-    return __builtin_convertvector(OMNI_WIDENED(numbers), Floats);
+    return __builtin_convertvector(OMNI_WIDENED_BYTES(numbers), Floats);
 }
 
 inline Floats widened(const float* numbers) { return load(numbers); }

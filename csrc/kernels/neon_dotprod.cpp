@@ -11,7 +11,8 @@ static inline int32x4_t widened_bytes(const int8_t* bytes) {
 #define OMNI_LANES 4
 #define OMNI_FUSED(a, b, c) ((Floats)vfmaq_f32((float32x4_t)(c), (float32x4_t)(a), (float32x4_t)(b)))
 #define OMNI_LARGER(x, y) ((x) > (y) ? (x) : (y))
-#define OMNI_WIDENED(bytes) ((Ints)widened_bytes(bytes))
+#define OMNI_WIDENED_BYTES(bytes) ((Ints)widened_bytes(bytes))
+#define OMNI_WIDENED_HALVES(halves) ((Words)vmovl_u16(vld1_u16(halves)))
 #include "attention.inl"
 
 namespace omni {

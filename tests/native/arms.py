@@ -43,6 +43,7 @@ class Arm(Protocol):
     def dequantize_rows(self, matrix: Matrix, ids: np.ndarray) -> np.ndarray: ...
     def dequantize_panel(self, matrix: Matrix, begin: int, count: int) -> np.ndarray: ...
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray: ...
+    def rope_table(self, frequencies: np.ndarray, magnitude: float, num_positions: int) -> np.ndarray: ...
     def rope(self, x: np.ndarray, positions: np.ndarray, table: np.ndarray, style: str) -> np.ndarray: ...
     def gated_activation(self, gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray: ...
     def store_kv(self, cache: Cache, k: np.ndarray, v: np.ndarray, slots: np.ndarray) -> None: ...
@@ -98,6 +99,9 @@ class LibraryArm:
 
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
         return ops.rms_norm(self.team, x, weight, eps)
+
+    def rope_table(self, frequencies: np.ndarray, magnitude: float, num_positions: int) -> np.ndarray:
+        return ops.rope_table(self.team, frequencies, magnitude, num_positions)
 
     def rope(self, x: np.ndarray, positions: np.ndarray, table: np.ndarray, style: str) -> np.ndarray:
         out = x.copy()
@@ -208,8 +212,13 @@ class DriverArm:
     def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
         return self._floats(Request("rms_norm").ints(*x.shape).arrays(x, weight).floats(eps), x.shape)
 
+    def rope_table(self, frequencies: np.ndarray, magnitude: float, num_positions: int) -> np.ndarray:
+        request = Request("rope_table").ints(len(frequencies), num_positions).arrays(frequencies).floats(magnitude)
+        return self._floats(request, (num_positions, 2 * len(frequencies)))
+
     def rope(self, x: np.ndarray, positions: np.ndarray, table: np.ndarray, style: str) -> np.ndarray:
-        request = Request("rope").ints(*x.shape, table.shape[1], ROPE_STYLES.index(style)).arrays(x, positions, table)
+        request = Request("rope").ints(*x.shape, table.shape[1], ROPE_STYLES.index(style), len(table))
+        request.arrays(x, positions, table)
         return self._floats(request, x.shape)
 
     def gated_activation(self, gate: np.ndarray, up: np.ndarray, activation: str) -> np.ndarray:

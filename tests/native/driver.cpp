@@ -118,7 +118,8 @@ public:
         batch.positions = next_array<int64_t>();
         batch.query_start = next_array<int32_t>();
         batch.seq_lens = next_array<int32_t>();
-        for (int64_t groups = next_int(); groups > 0; --groups) {
+        batch.num_groups = int32_t(next_int());
+        for (int32_t group = 0; group < batch.num_groups; ++group) {
             tables.strides.push_back(next_int());
             tables.slots.push_back(next_array<int64_t>());
             tables.tables.push_back(next_array<int32_t>());
@@ -202,14 +203,22 @@ int32_t rms_norm(omni_team* team, Request& r) {
     return omni_rms_norm(team, x, weight, rows, columns, r.next_float(), r.result<float>(rows * columns));
 }
 
+int32_t rope_table(omni_team* team, Request& r) {
+    const int64_t count = r.next_int(), positions = r.next_int();
+    const double* frequencies = r.next_array<double>();
+    return omni_rope_table(team, frequencies, count, positions, r.next_float(), r.result<float>(positions * 2 * count));
+}
+
 int32_t rope(omni_team* team, Request& r) {
     const int64_t rows = r.next_int();
     const int32_t heads = int32_t(r.next_int()), head_dim = int32_t(r.next_int()), rotary_dim = int32_t(r.next_int());
     const int32_t style = int32_t(r.next_int());
+    const int64_t num_positions = r.next_int();
     Buffer* x = r.next_buffer();
     r.answer.push_back(x);
     const int64_t* positions = r.next_array<int64_t>();
-    return omni_rope(team, static_cast<float*>(x->data), positions, r.next_array<float>(), rows, heads, head_dim, rotary_dim, style);
+    return omni_rope(team, static_cast<float*>(x->data), positions, r.next_array<float>(), num_positions, rows, heads, head_dim, rotary_dim,
+                     style);
 }
 
 int32_t gated_activation(omni_team* team, Request& r) {
@@ -275,6 +284,7 @@ const std::map<std::string, std::function<int32_t(omni_team*, Request&)>> operat
     {"dequantize_rows", dequantize_rows},
     {"dequantize_panel", dequantize_panel},
     {"rms_norm", rms_norm},
+    {"rope_table", rope_table},
     {"rope", rope},
     {"gated_activation", gated_activation},
     {"store_kv", store_kv},

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from vllm_omni.model_executor.models.decoder.native_path import NativePath, native_matrix
-from vllm_omni.model_executor.models.decoder.rope import rope_table
+from vllm_omni.model_executor.models.decoder.rope import rope_angles
 from vllm_omni.model_executor.models.decoder.spec_mapping import DecoderShape, shape_of
 from vllm_omni.model_executor.models.decoder.step import DecoderPath, DecoderStep, GroupRows
 from vllm_omni.model_executor.models.decoder.torch_path import TorchMatrix, TorchPath
@@ -103,8 +103,8 @@ class Sequences:
         if self.kind == "bfloat16":
             pages.fill_(float("nan"))
         self.groups = [int(window > 0) if len(set(self.shape.windows)) > 1 else 0 for window in self.shape.windows]
-        rope = torch.from_numpy(rope_table(self.config, self.shape.head_dim, MAX_POSITIONS))
-        self.path.bind_cache(list(pages), self.groups, rope)
+        angles = rope_angles(self.config, self.shape.head_dim)
+        self.path.bind_cache(list(pages), self.groups, angles, MAX_POSITIONS)
         order = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(5), dtype=torch.int32)
         num_groups = max(self.groups) + 1
         self.tables = order[: NUM_BLOCKS // num_groups // self.num_seqs * num_groups * self.num_seqs].reshape(

@@ -1,22 +1,36 @@
 """Every arm gives the bits of the `generic` one, with any number of threads, in any batch, for any cut of a prompt.
 
 The tests of the single operations compare with the reference within a tolerance; these compare with one arm exactly.
-What is not a number is left out: the bits of such results are not promised.
+Which bits stand for what is not a number is not promised.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
 from tests.native.arms import Arm, LibraryArm, native_library
-from tests.native.cases import CacheShape, Family, Sequences, empty_cache, random_matrix, random_rows
+from tests.native.cases import (
+    MAX_CODE,
+    CacheShape,
+    Family,
+    Sample,
+    Sequences,
+    empty_cache,
+    random_matrix,
+    random_rows,
+    sample_of,
+)
 from tests.parity.test_native_attention import HEADS, Case, queries_of, stored, tail_of
 from tests.parity.test_native_decoder import FAMILIES, STEPS, frozen, scenario, spec_of
+from vllm_omni.model_executor.models.decoder.rope import RopeAngles, rope_angles
 from vllm_omni.native.ops import Team
-from vllm_omni.native.spec import KV_KINDS, StepRows
+from vllm_omni.native.spec import KV_KINDS, DecoderWeights, LayerWeights, StepRows
+from vllm_omni.quantization.packing import QuantizedMatrix
 
 LONG_CONTEXT = 1100
 
@@ -55,8 +69,9 @@ def rows_of(count: int, width: int, scale: float = 1.0) -> np.ndarray:
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 def test_quantized_rows(arm: Arm, group_size: int) -> None:
     for width in (32, 100, 1000):
-        for part in range(3):
-            assert_same(arm, lambda on, x=rows_of(5, width), i=part: on.quantize_rows(x, group_size)[i])
+        x = rows_of(5, width)
+        for pair in zip(arm.quantize_rows(x, group_size), oracle().quantize_rows(x, group_size), strict=True):
+            assert_same_bits(*pair)
 
 
 @pytest.mark.parametrize("group_size", [32, 64, 128])
@@ -65,9 +80,10 @@ def test_products(arm: Arm, bits: int, group_size: int) -> None:
     for rows, columns in ((17, 33), (100, 576), (16, 2000)):
         sample = random_matrix(np.random.default_rng(rows), (rows, columns), bits, group_size)
         for count in (1, 2, 3, 7, 40):
-            assert_same(arm, lambda on, m=sample.packed, x=rows_of(40, columns)[:count]: on.linear(m, x))
+            x = rows_of(40, columns)[:count]
+            assert_same_bits(arm.linear(sample.packed, x), oracle().linear(sample.packed, x))
         ids = np.array([0, rows - 1, 3], np.int32)
-        assert_same(arm, lambda on, m=sample.packed, i=ids: on.dequantize_rows(m, i))
+        assert_same_bits(arm.dequantize_rows(sample.packed, ids), oracle().dequantize_rows(sample.packed, ids))
 
 
 @pytest.mark.parametrize("columns", [1, 7, 31, 33, 48, 576, 1000])
@@ -90,6 +106,15 @@ def test_gates(arm: Arm, activation: str) -> None:
         gate = rows_of(1, count, 5.0)[0]
         gate[:1] = -90
         assert_same(arm, lambda on, g=gate: on.gated_activation(g, g[::-1].copy(), activation))
+
+
+@pytest.mark.parametrize("magnitude", [1.0, 1.2079442])
+def test_rope_tables(arm: Arm, magnitude: float) -> None:
+    frequencies = rope_angles({"rope_theta": 5e5}, 64).frequencies
+    actual = arm.rope_table(frequencies, magnitude, 3000)
+    assert_same_bits(actual, oracle().rope_table(frequencies, magnitude, 3000))
+    expected = RopeAngles(frequencies, magnitude).table(3000)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=2 * 2.0**-24 * magnitude)
 
 
 # Attention.
@@ -139,7 +164,9 @@ def test_a_query_attends_alike_alone_and_among_others(arm: Arm, window: int, kin
 # Whole steps.
 
 
-def results(arm: Arm, family: Family, kind: str, growth: tuple[dict[int, int], ...], max_tokens: int) -> list[np.ndarray]:
+def results(
+    arm: Arm, family: Family, kind: str, growth: tuple[dict[int, int], ...], max_tokens: int
+) -> list[np.ndarray]:
     """Hidden states of every step, and the caches after the last."""
     case = scenario(family, kind, frozen(growth), max_tokens)
     caches = [layer.copy() for layer in case.empty]
@@ -154,7 +181,9 @@ def test_steps(arm: Arm, name: str, kind: str) -> None:
         assert_same_bits(*pair)
 
 
-def cut(family: Family, counts: list[dict[int, int]], tokens: dict[int, np.ndarray]) -> tuple[Sequences, list[StepRows]]:
+def cut(
+    family: Family, counts: list[dict[int, int]], tokens: dict[int, np.ndarray]
+) -> tuple[Sequences, list[StepRows]]:
     """Steps in which each sequence grows by its count, by its own tokens from the first on."""
     sequences = Sequences(len(tokens), 16, 640, family.spec.num_kv_groups)
     taken = dict.fromkeys(tokens, 0)
@@ -205,3 +234,120 @@ def test_many_threads(arm: Arm) -> None:
             strict=True,
         ):
             assert_same_bits(*pair)
+
+
+# What is not a number, and what the process has set.
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_what_is_not_a_number_stays_so(arm: Arm, bits: int, value: float) -> None:
+    """A row with such a number becomes one of such numbers; the rows beside it do not change."""
+    sample = random_matrix(np.random.default_rng(0), (17, 100), bits, 32)
+    x = random_rows(np.random.default_rng(1), 5, 100)
+    expected = arm.linear(sample.packed, x)
+    x[2, 40] = value
+    actual = arm.linear(sample.packed, x)
+    assert not np.isfinite(actual[2]).any()
+    assert_same_bits(np.delete(actual, 2, axis=0), np.delete(expected, 2, axis=0))
+    assert np.isnan(arm.rms_norm(x, np.ones(100, np.float32), 1e-5)[2]).any()
+    assert not np.isfinite(arm.gated_activation(x[2], x[2], "silu")[40]) or value == -np.inf
+
+
+@kinds
+def test_a_query_that_is_not_a_number_gives_none(arm: Arm, kind: str) -> None:
+    rows, filled = stored((300,), 2, 64, kind)
+    tail, options = tail_of(rows, (3,)), Case((300,), (3,), 6, 2, kind=kind).options
+    q = queries_of(6, tail, 64)
+    expected = arm.attention(q, filled, tail, options)
+    q[1, 4, 7] = np.nan
+    actual = arm.attention(q, filled, tail, options)
+    assert np.isnan(actual[1, 4]).all()
+    others = np.ones((3, 6), bool)
+    others[1, 4] = False
+    assert_same_bits(actual[others], expected[others])
+
+
+def test_the_process_may_have_turned_off_subnormal_numbers(arm: Arm) -> None:
+    """The core computes by its own rules, and leaves those of the caller as they were."""
+    if not isinstance(arm, LibraryArm):
+        pytest.skip("rules of this process are not those of the driver")
+    x = rows_of(3, 100) * np.float32(1e-36)
+    weight = np.full(100, 1e-3, np.float32)
+    expected = arm.rms_norm(x, weight, 1.0)
+    assert ((expected != 0) & (np.abs(expected) < np.finfo(np.float32).smallest_normal)).any()
+    assert torch.set_flush_denormal(True)
+    try:
+        assert_same_bits(arm.rms_norm(x, weight, 1.0), expected)
+        assert np.float32(1e-30) * np.float32(1e-10) == 0
+    finally:
+        torch.set_flush_denormal(False)
+
+
+# The bits themselves.
+
+# Of the logits below, for each version of the numerics. A change of the bits is a new version and a new line.
+DIGESTS = {2: {"bfloat16": "78b62099bf379f40", "int8": "b1722e1d81b4923f"}}
+
+
+def whole_numbers(seed: int, *shape: int) -> np.ndarray:
+    """uint64 by the splitmix64 sequence: the same everywhere, with integers alone."""
+    with np.errstate(over="ignore"):
+        x = (np.arange(np.prod(shape), dtype=np.uint64) + np.uint64(seed << 32)) * np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (x ^ (x >> np.uint64(31))).reshape(shape)
+
+
+def exact_matrix(seed: int, rows: int, columns: int, bits: int, group_size: int) -> Sample:
+    """Codes from whole numbers, and scales and minima that are written as their bits."""
+    groups = -(-columns // group_size)
+    q = (whole_numbers(seed, rows, columns) % np.uint64(MAX_CODE[bits] + 1)).astype(np.uint8)
+    # Scales of 2^-7 to 2^-6 for 4 bits, of 2^-11 to 2^-10 for 8; the minimum is about half the range below zero.
+    exponent = 8 if bits == 4 else 4
+    mantissas = (whole_numbers(seed + 1, 2, rows, groups) % np.uint64(1024)).astype(np.uint16)
+    scale = (np.uint16(exponent << 10) | mantissas[0]).view(np.float16)
+    minimum = (np.uint16(0x8000 | (exponent + 3) << 10) | mantissas[1]).view(np.float16)
+    return sample_of(QuantizedMatrix(q, scale, minimum, bits, group_size))
+
+
+def exact_vector(seed: int, width: int) -> np.ndarray:
+    """Multiples of 2^-10 from 0.5 to 1.5."""
+    return (whole_numbers(seed, width) % np.uint64(1024)).astype(np.float32) / np.float32(1024) + np.float32(0.5)
+
+
+def exact_layer(seed: int, window: int) -> LayerWeights[Sample]:
+    sizes = {
+        "q": (96, 64), "k": (48, 64), "v": (48, 64), "o": (64, 96), "gate": (80, 64), "up": (80, 64), "down": (64, 80)
+    }  # fmt: skip
+    matrices = {
+        name: exact_matrix(seed + 2 * number, *size, 8 if name == "o" else 4, 32)
+        for number, (name, size) in enumerate(sizes.items())
+    }
+    norms = {"input_norm": 64, "post_norm": 64, "q_norm": 24, "k_norm": 24, "o_bias": 64}
+    vectors = {name: exact_vector(seed + 100 + number, width) for number, (name, width) in enumerate(norms.items())}
+    rope = oracle().rope_table(rope_angles({}, 24).frequencies, 1.0, 700)
+    return LayerWeights(**matrices, **vectors, rope=rope, window=window)
+
+
+@kinds
+def test_the_logits_have_the_bits_of_their_version(arm: Arm, kind: str) -> None:
+    """Two layers over a prompt, single tokens and a second sequence, then the output layer."""
+    spec = spec_of(intermediate_size=80, head_dim=24, attention_scale=0.25)
+    embedding = exact_matrix(1, 50, 64, 8, 64)
+    weights = DecoderWeights((exact_layer(10, 0), exact_layer(30, 100)), exact_vector(5, 64), embedding)
+    sequences = Sequences(2, 16, 640)
+    steps = [
+        sequences.step(
+            growth, token_ids=(whole_numbers(7 + number, sum(growth.values())) % np.uint64(50)).astype(np.int32)
+        )
+        for number, growth in enumerate([{0: 300}, {0: 1, 1: 20}, {1: 1, 0: 3}])
+    ]
+    shape = CacheShape(sequences.num_blocks, 2, 16, 24, kind)
+    hidden = arm.decoder_steps(spec, weights, [empty_cache(shape) for _ in weights.layers], steps)
+    digest = hashlib.sha256()
+    for rows in hidden:
+        logits = arm.linear(embedding.packed, np.ascontiguousarray(rows))
+        assert np.isfinite(logits).all() and np.ptp(logits) > 1
+        digest.update(logits.astype("<f4").tobytes())
+    assert digest.hexdigest()[:16] == DIGESTS[native_library().numerics_version][kind]

@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from vllm_omni.model_executor.models.decoder.rope import SCALINGS, rope_table
+from vllm_omni.model_executor.models.decoder.rope import SCALINGS, rope_angles
 
 POSITIONS = 300
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -43,7 +43,7 @@ def test_scaled_types(name: str) -> None:
     angles = np.arange(POSITIONS)[:, None] * frequencies.double().numpy()
     expected = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * magnitude
     # transformers computes the frequencies in float32.
-    np.testing.assert_allclose(rope_table(config.to_dict(), 64, POSITIONS), expected, atol=2e-4)
+    np.testing.assert_allclose(rope_angles(config.to_dict(), 64).table(POSITIONS), expected, atol=2e-4)
 
 
 def test_every_scaled_type_is_compared() -> None:

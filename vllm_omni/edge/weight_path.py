@@ -24,7 +24,7 @@ def choose_weight_path(native_isa: str | None, native_problem: str | None) -> tu
 
 
 def describe_paths(additional_config: Any, dtype: str) -> dict[str, Any]:
-    """What runs, for `/health`: `weight_path` and `forward_path`, and `native_isa` where the native core does.
+    """What runs, for `/health`: `weight_path` and `forward_path`; where the native core does, `native_isa`, `numerics`.
 
     Args:
         additional_config: vLLM's, after the model was loaded.

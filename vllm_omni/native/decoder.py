@@ -5,6 +5,7 @@ refreshes what has changed, so that a step costs microseconds outside the native
 """
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ class Batch:
         self._strides = (ctypes.c_int64 * num_kv_groups)()
         self._kept: list[Any] = []
         self.struct = BatchStruct(
+            num_groups=num_kv_groups,
             slots=ctypes.addressof(self._slots),
             block_tables=ctypes.addressof(self._tables),
             block_table_strides=ctypes.addressof(self._strides),
@@ -151,6 +153,8 @@ class Decoder:
             self._handle = functions.omni_decoder_create(team.handle, ctypes.byref(_spec_struct(spec, weights)), layers)
         if not self._handle:
             raise EngineError(f"native core: {team.library.last_error()}")
+        self._finalizer = weakref.finalize(self, functions.omni_decoder_destroy, self._handle)
+        self._finalizer.atexit = False
         self._lock, self._step = team.lock, functions.omni_decoder_step
         team.register(self)
 
@@ -173,6 +177,7 @@ class Decoder:
         Raises:
             EngineError: No cache is bound, or the native core refused the batch. Nothing was stored then.
         """
+        self.team.check_process()
         with self._lock:
             code = self._step(self._open_handle(), batch.reference)
         if code:
@@ -197,9 +202,8 @@ class Decoder:
     def close(self) -> None:
         """Frees what the native core holds; a second call does nothing."""
         with self._lock:
-            handle, self._handle = self._handle, None
-            if handle:
-                self.team.library.functions.omni_decoder_destroy(handle)
+            self._handle = None
+            self._finalizer()
 
     def _open_handle(self) -> int:
         if self._handle is None:

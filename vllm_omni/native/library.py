@@ -27,6 +27,7 @@ class Library:
         path: The file it was loaded from.
         compiled_isas: Names of the arms it contains, best first.
         runnable_isas: Those of them that this machine can run.
+        numerics_version: Changes whenever the bits of a result do.
     """
 
     def __init__(self, path: Path):
@@ -39,6 +40,7 @@ class Library:
         self.functions = _load(path)
         self.compiled_isas = _names(self.functions.omni_compiled_isas())
         self.runnable_isas = _names(self.functions.omni_runnable_isas())
+        self.numerics_version = int(self.functions.omni_numerics_version())
 
     def select_isa(self, isa: str | None = None) -> str:
         """The arm to run: `isa`, else VLLM_OMNI_NATIVE_ISA, else the best.

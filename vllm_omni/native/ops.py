@@ -5,6 +5,7 @@ operation computes; `csrc/README.md` draws the packed format.
 """
 
 import ctypes
+import os
 import threading
 import weakref
 from types import TracebackType
@@ -25,6 +26,17 @@ CELL_HEADER_BYTES = 64
 SPIN_US = 5000
 
 
+_num_forks = 0
+
+
+def _count_fork() -> None:
+    global _num_forks
+    _num_forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
 class Closable(Protocol):
     """What a team ends before it ends itself."""
 
@@ -35,7 +47,8 @@ class Team:
     """Threads of the native core on one arm; the calling thread is one of them.
 
     The others spin for `spin_us` after the last work and then park, so that an idle team uses no processor. Calls from
-    several threads wait for each other. A team is a context manager; `close` ends its threads and its decoders.
+    several threads wait for each other. A team is a context manager; `close` ends its threads and its decoders, and so
+    does the end of the object. A team does not cross a fork: in the child its calls raise EngineError.
     """
 
     def __init__(
@@ -55,6 +68,7 @@ class Team:
         """
         self.library = library or _library_of_process()
         self.lock = threading.Lock()
+        self._forks = _num_forks
         self._users: weakref.WeakSet[Closable] = weakref.WeakSet()
         self.handle: int | None = None
         self.isa = self.library.select_isa(isa)
@@ -63,9 +77,24 @@ class Team:
         self.handle = self.library.functions.omni_team_create(num_threads, self.isa.encode(), spin_us)
         if not self.handle:
             raise EngineError(f"native core: {self.library.last_error()}")
+        self._finalizer = weakref.finalize(self, self.library.functions.omni_team_destroy, self.handle)
+        # At exit a thread of the application may still be in a step; the operating system ends the rest.
+        self._finalizer.atexit = False
+
+    def check_process(self) -> None:
+        """Raises EngineError in a process that was forked from the one that made the team.
+
+        Call before the lock is taken: the fork may have copied it while another thread held it.
+        """
+        if self._forks != _num_forks:
+            raise EngineError(
+                "this engine was made before the process was forked, and its threads are not in the child; "
+                "create the engine in the process that uses it"
+            )
 
     def call(self, name: str, *arguments: Any) -> None:
         """Runs a function of the C ABI whose first parameter is a team."""
+        self.check_process()
         with self.lock:
             if self.handle is None:
                 raise EngineError(f"{name}: this team was closed")
@@ -77,13 +106,14 @@ class Team:
         self._users.add(user)
 
     def close(self) -> None:
-        """Ends decoders and threads; a second call does nothing."""
+        """Ends decoders and threads; a second call does nothing, nor does one in a forked process."""
+        if self._forks != _num_forks:
+            return
         for user in list(self._users):
             user.close()
         with self.lock:
-            handle, self.handle = self.handle, None
-        if handle:
-            self.library.functions.omni_team_destroy(handle)
+            self.handle = None
+            self._finalizer()
 
     def __enter__(self) -> "Team":
         return self
@@ -192,17 +222,33 @@ def rms_norm(team: Team, x: FloatArray, weight: FloatArray, eps: float) -> Float
     return out
 
 
+def rope_table(team: Team, frequencies: npt.NDArray[np.float64], magnitude: float, num_positions: int) -> FloatArray:
+    """[num_positions, 2 * count] float32: cosines, then sines, of each position times `frequencies` [count].
+
+    Args:
+        team: Whose threads compute it.
+        frequencies: Radians from position to position, 0 or more; times `num_positions` at most 2**23.
+        magnitude: What cosines and sines are multiplied by.
+        num_positions: Rows.
+
+    Raises:
+        EngineError: A frequency is out of range, or `num_positions` is below 1.
+    """
+    out = np.empty((num_positions, 2 * len(frequencies)), np.float32)
+    source = address_of(frequencies, np.float64, (len(frequencies),), "frequencies")
+    team.call("omni_rope_table", source, len(frequencies), num_positions, magnitude, out.ctypes.data)
+    return out
+
+
 def rope(team: Team, x: FloatArray, positions: LongArray, table: FloatArray, style: str = "halves") -> None:
     """Rotates the leading dimensions of each head of `x` [R, H, D] in place; `table` is [positions, rotary_dim]."""
     rows, heads, head_dim = x.shape
-    if rows and not 0 <= int(positions.min()) <= int(positions.max()) < len(table):
-        raise EngineError(f"positions {positions.min()}..{positions.max()} given, the rope table has {len(table)} rows")
     team.call(
         "omni_rope",
         address_of(x, np.float32, (rows, heads, head_dim), "x"),
         address_of(positions, np.int64, (rows,), "positions"),
         address_of(table, np.float32, table.shape, "table"),
-        rows, heads, head_dim, table.shape[1], _number_of(style, ROPE_STYLES, "rope style"),
+        len(table), rows, heads, head_dim, table.shape[1], _number_of(style, ROPE_STYLES, "rope style"),
     )  # fmt: skip
 
 

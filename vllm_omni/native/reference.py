@@ -295,7 +295,7 @@ def attention_ref(q: FloatArray, cache: PagedCache, rows: StepRows, options: Att
 
 def _scaled_queries(q: FloatArray, scale: float, kind: str) -> Array:
     """scale * `q` [H, D], as an int8 cache multiplies it: rounded to 8 bits. The arms scale by log2(e) too."""
-    scaled = q * (np.float32(scale) * LOG2_E)
+    scaled: Array = q * (np.float32(scale) * LOG2_E)
     if kind == "int8":
         codes, steps = _int8_ref(scaled)
         scaled = codes * steps.astype(np.float64)

@@ -16,6 +16,7 @@ OK = 0
 ERROR_ARGUMENT = -1
 ERROR_ISA = -2
 ERROR_MEMORY = -3
+ERROR_INTERNAL = -4
 
 
 class MatrixStruct(ctypes.Structure):
@@ -97,6 +98,7 @@ class BatchStruct(ctypes.Structure):
     _fields_ = [
         ("num_rows", c_int32),
         ("num_seqs", c_int32),
+        ("num_groups", c_int32),
         ("token_ids", c_void_p),
         ("inputs", c_void_p),
         ("positions", c_void_p),
@@ -142,9 +144,10 @@ FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = MappingProxyType(
             (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_void_p, c_void_p, c_void_p),
         ),
         "omni_rms_norm": (c_int32, (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p)),
+        "omni_rope_table": (c_int32, (c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p)),
         "omni_rope": (
             c_int32,
-            (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32, c_int32),
+            (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int32, c_int32, c_int32, c_int32),
         ),
         "omni_gated_activation": (c_int32, (c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_void_p)),
         "omni_store_kv": (c_int32, (c_void_p, _CACHE, c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32)),

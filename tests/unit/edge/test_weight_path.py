@@ -12,7 +12,7 @@ def test_the_reason_for_torch_is_told() -> None:
 
 
 def test_a_model_of_this_package_tells_what_runs() -> None:
-    facts = {"weight_path": "native-w4a8", "forward_path": "native", "native_isa": "avx2"}
+    facts = {"weight_path": "native-w4a8", "forward_path": "native", "native_isa": "avx2", "numerics": 2}
     assert describe_paths({FACTS_KEY: facts}, "float32") == facts
 
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from vllm_omni.errors import ConfigError
-from vllm_omni.model_executor.models.decoder.rope import rope_parameters, rope_table
+from vllm_omni.model_executor.models.decoder.rope import rope_angles, rope_parameters
 
 
 def test_the_table_holds_cosines_then_sines() -> None:
-    table = rope_table({"rope_theta": 100.0}, 4, 3)
+    table = rope_angles({"rope_theta": 100.0}, 4).table(3)
     frequencies = [1.0, 0.1]
     expected = [[np.cos(p * f) for f in frequencies] + [np.sin(p * f) for f in frequencies] for p in range(3)]
     assert table.dtype == np.float32
@@ -17,12 +17,12 @@ def test_the_table_holds_cosines_then_sines() -> None:
 
 def test_a_part_of_the_head_may_be_rotated() -> None:
     config = {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.5}}
-    np.testing.assert_array_equal(rope_table(config, 8, 3), rope_table({"rope_theta": 100.0}, 4, 3))
+    np.testing.assert_array_equal(rope_angles(config, 8).table(3), rope_angles({"rope_theta": 100.0}, 4).table(3))
 
 
 def test_linear_scaling_slows_positions() -> None:
-    scaled = rope_table({"rope_scaling": {"type": "linear", "factor": 4.0}}, 8, 9)
-    np.testing.assert_allclose(scaled[::4], rope_table({}, 8, 3), rtol=1e-6)
+    scaled = rope_angles({"rope_scaling": {"type": "linear", "factor": 4.0}}, 8).table(9)
+    np.testing.assert_allclose(scaled[::4], rope_angles({}, 8).table(3), rtol=1e-6)
 
 
 def test_both_layouts_of_the_settings_are_read_alike() -> None:
@@ -42,4 +42,4 @@ def test_both_layouts_of_the_settings_are_read_alike() -> None:
 )
 def test_what_is_not_known_is_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        rope_table({"rope_parameters": settings}, 8, 2)
+        rope_angles({"rope_parameters": settings}, 8).table(2)

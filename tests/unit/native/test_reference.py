@@ -27,12 +27,12 @@ from vllm_omni.native.reference import (
     dequantize_rows_ref,
     from_bfloat16_ref,
     gated_activation_ref,
-    stored_kv_ref,
     linear_ref,
     quantize_rows_ref,
     rms_norm_ref,
     rope_ref,
     store_kv_ref,
+    stored_kv_ref,
 )
 from vllm_omni.native.reference_decoder import decoder_ref
 from vllm_omni.native.spec import DecoderSpec, kv_cell_bytes

@@ -19,12 +19,12 @@ from vllm_omni.edge.weight_path import FACTS_KEY, choose_weight_path
 from vllm_omni.errors import ConfigError
 from vllm_omni.model_executor.models.decoder.attention import OmniAttention, cache_kind
 from vllm_omni.model_executor.models.decoder.native_path import NativePath, native_matrix
-from vllm_omni.model_executor.models.decoder.rope import rope_table
+from vllm_omni.model_executor.models.decoder.rope import rope_angles
 from vllm_omni.model_executor.models.decoder.spec_mapping import HEAD, decodable_shape
 from vllm_omni.model_executor.models.decoder.step import DecoderPath, DecoderStep
 from vllm_omni.model_executor.models.decoder.torch_path import TorchMatrix, TorchPath
 from vllm_omni.model_executor.models.decoder.weights import MappedWeights, decoder_weights
-from vllm_omni.native.library import native_status
+from vllm_omni.native.library import native_library, native_status
 from vllm_omni.native.ops import Team
 from vllm_omni.quantization.artifact import read_artifact
 
@@ -86,9 +86,10 @@ class OmniDecoderForCausalLM(nn.Module):
             self._leave_cores_to_native(native.num_threads)
         else:
             self._paths = {"torch": self._torch_path(mapped)}
-        facts = {"weight_path": path, "forward_path": "native" if self._has_native else "torch"}
-        if status.isa is not None:
-            facts["native_isa"] = status.isa
+        facts: dict[str, Any] = {"weight_path": path, "forward_path": "native" if self._has_native else "torch"}
+        library = native_library()
+        if status.isa is not None and library is not None:
+            facts |= {"native_isa": status.isa, "numerics": library.numerics_version}
         self._publish(facts)
         log = logger.info if self._has_native else logger.warning
         log("event=forward_path_chosen weight_path=%s reason=%s", path, reason)
@@ -103,9 +104,9 @@ class OmniDecoderForCausalLM(nn.Module):
         pages = [layer.kv_cache for layer in self.attention]
         layer_groups = [group_of[layer.prefix] for layer in self.attention]
         length = self.vllm_config.model_config.max_model_len
-        rope = torch.from_numpy(rope_table(self.hf_config, self.shape.head_dim, length))
+        angles = rope_angles(self.hf_config, self.shape.head_dim)
         for path in dict.fromkeys(self._paths.values()):
-            path.bind_cache(pages, layer_groups, rope)
+            path.bind_cache(pages, layer_groups, angles, length)
         self._group_layers = tuple(names[0] for names in groups)
 
     def forward(
@@ -178,7 +179,7 @@ class OmniDecoderForCausalLM(nn.Module):
         _set_torch_threads(1)
         logger.info("event=threads_moved native_threads=%d torch_threads=1", num_threads)
 
-    def _publish(self, facts: dict[str, str]) -> None:
+    def _publish(self, facts: dict[str, Any]) -> None:
         additional = self.vllm_config.additional_config
         assert isinstance(additional, dict)
         additional[FACTS_KEY] = facts

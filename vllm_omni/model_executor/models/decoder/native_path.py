@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import torch
 
 from vllm_omni.errors import EngineError
+from vllm_omni.model_executor.models.decoder.rope import RopeAngles
 from vllm_omni.model_executor.models.decoder.spec_mapping import DecoderShape
 from vllm_omni.model_executor.models.decoder.step import DecoderStep
 from vllm_omni.model_executor.models.decoder.weights import MappedMatrix, placed_weights
 from vllm_omni.native.decoder import Batch, Decoder
-from vllm_omni.native.ops import Matrix, Team, dequantize_rows, linear
+from vllm_omni.native.ops import Matrix, Team, dequantize_rows, linear, rope_table
 from vllm_omni.native.spec import DecoderSpec, DecoderWeights, KvCacheView, check_page_strides
 
 
@@ -44,7 +45,9 @@ class NativePath:
         """Threads that compute, the calling one included."""
         return self._team.num_threads
 
-    def bind_cache(self, pages: Sequence[torch.Tensor], groups: Sequence[int], rope: torch.Tensor) -> None:
+    def bind_cache(
+        self, pages: Sequence[torch.Tensor], groups: Sequence[int], angles: RopeAngles, num_positions: int
+    ) -> None:
         if self._decoder is not None:
             self._decoder.close()
         shape, num_groups = self._shape, max(groups) + 1
@@ -54,13 +57,14 @@ class NativePath:
             num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
-            max_position=len(rope),
+            max_position=num_positions,
             norm_eps=shape.norm_eps,
             attention_scale=shape.attention_scale,
             activation=shape.activation,
             num_kv_groups=num_groups,
         )
-        self._decoder = Decoder(self._team, spec, placed_weights(self._weights, rope.numpy(), groups))
+        rope = rope_table(self._team, angles.frequencies, angles.magnitude, num_positions)
+        self._decoder = Decoder(self._team, spec, placed_weights(self._weights, rope, groups))
         self._decoder.bind_cache([cache_view(each) for each in pages])
         self._batch, self._filled = Batch(num_groups), None
         # The native core knows addresses only.

@@ -1,4 +1,4 @@
-"""The table of rotary position embeddings: cosines, then sines, for each position of the longest sequence.
+"""Rotary position embeddings: the angles of each dimension, and the table of cosines and sines over positions.
 
 Formulas: RoFormer (arXiv 2104.09864) section 3.4; linear interpolation (arXiv 2306.15595); YaRN (arXiv 2309.00071)
 sections 3.2 to 3.4; Llama 3.1's frequency bands as its published configuration names them.
@@ -6,6 +6,8 @@ sections 3.2 to 3.4; Llama 3.1's frequency bands as its published configuration 
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from decimal import Context, Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -13,15 +15,44 @@ import numpy as np
 from vllm_omni.errors import ConfigError
 
 DEFAULT_THETA = 10000.0
+# Powers and logarithms are taken in decimal numbers: those of the C library depend on the processor.
+DECIMALS = Context(prec=40)
+PI = Decimal("3.1415926535897932384626433832795028841972")
 
 
-def rope_table(config: Mapping[str, Any], head_dim: int, num_positions: int) -> np.ndarray:
-    """[num_positions, rotary_dim] float32: cosines and sines, `rotary_dim / 2` each.
+@dataclass(frozen=True)
+class RopeAngles:
+    """How far a head's dimensions are turned from position to position.
+
+    Attributes:
+        frequencies: [rotary_dim / 2] float64, radians.
+        magnitude: What cosines and sines are multiplied by.
+    """
+
+    frequencies: np.ndarray
+    magnitude: float
+
+    @property
+    def rotary_dim(self) -> int:
+        """Leading dimensions of a head that are turned."""
+        return 2 * len(self.frequencies)
+
+    def table(self, num_positions: int) -> np.ndarray:
+        """[num_positions, rotary_dim] float32: cosines, then sines.
+
+        By numpy, whose last bits depend on the processor; `native.ops.rope_table` gives the same bits on all.
+        """
+        angles = np.arange(num_positions, dtype=np.float64)[:, None] * self.frequencies
+        table = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+        return table.astype(np.float32) * np.float32(self.magnitude)
+
+
+def rope_angles(config: Mapping[str, Any], head_dim: int) -> RopeAngles:
+    """The angles that `config` asks for, the same on every processor.
 
     Args:
         config: `config.json`, or `to_dict()` of the configuration object.
         head_dim: Size of a head; `partial_rotary_factor` of it is rotated.
-        num_positions: Longest sequence.
 
     Raises:
         ConfigError: The RoPE type is not known, or one of its numbers is missing or no number.
@@ -39,10 +70,10 @@ def rope_table(config: Mapping[str, Any], head_dim: int, num_positions: int) -> 
             f"config.json: {rotary_dim} of {head_dim} head dimensions are rotated; accepted: an even number"
         )
     theta = _number(parameters, "rope_theta", DEFAULT_THETA)
-    frequencies = theta ** -(np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
-    frequencies, magnitude = SCALINGS[kind](frequencies, theta, parameters)
-    angles = np.arange(num_positions, dtype=np.float64)[:, None] * frequencies
-    return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32) * np.float32(magnitude)
+    with localcontext(DECIMALS):
+        powers = [Decimal(theta) ** (Decimal(-2 * i) / rotary_dim) for i in range(rotary_dim // 2)]
+        frequencies, magnitude = SCALINGS[kind](np.array([float(power) for power in powers]), theta, parameters)
+    return RopeAngles(frequencies, magnitude)
 
 
 def rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,14 +121,14 @@ def _yarn(frequencies: np.ndarray, theta: float, parameters: Mapping[str, Any]) 
     factor, original = _number(parameters, "factor"), _number(parameters, "original_max_position_embeddings")
     rotary_dim = 2 * len(frequencies)
 
-    def dimension(turns: float) -> float:
-        return rotary_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+    def dimension(turns: float) -> Decimal:
+        return rotary_dim * (Decimal(original) / (Decimal(turns) * 2 * PI)).ln() / (2 * Decimal(theta).ln())
 
-    low = dimension(_number(parameters, "beta_fast", 32.0))
-    high = dimension(_number(parameters, "beta_slow", 1.0))
+    first = dimension(_number(parameters, "beta_fast", 32.0))
+    last = dimension(_number(parameters, "beta_slow", 1.0))
     if parameters.get("truncate", True):
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, rotary_dim - 1)
+        first, last = Decimal(math.floor(first)), Decimal(math.ceil(last))
+    low, high = float(max(first, Decimal(0))), float(min(last, Decimal(rotary_dim - 1)))
     # The ramp needs a width.
     width = high - low if high != low else 0.001
     slowed = np.clip((np.arange(len(frequencies)) - low) / width, 0.0, 1.0)
@@ -110,7 +141,7 @@ def _yarn_magnitude(factor: float, parameters: Mapping[str, Any]) -> float:
         return _number(parameters, "attention_factor")
 
     def scale(weight: float) -> float:
-        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+        return float(Decimal(weight) / 10 * Decimal(factor).ln() + 1) if factor > 1 else 1.0
 
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
         return scale(_number(parameters, "mscale")) / scale(_number(parameters, "mscale_all_dim"))

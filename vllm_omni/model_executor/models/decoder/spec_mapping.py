@@ -126,7 +126,7 @@ def decodable_shape(config: Mapping[str, Any]) -> DecoderShape:
         ConfigError: As `shape_of`; or heads are of another size than the native core takes, or the position embeddings
             are not known.
     """
-    from vllm_omni.model_executor.models.decoder.rope import rope_table
+    from vllm_omni.model_executor.models.decoder.rope import rope_angles
 
     shape = shape_of(config)
     if shape.head_dim % HEAD_DIM_MULTIPLE or shape.head_dim > MAX_HEAD_DIM:
@@ -134,7 +134,7 @@ def decodable_shape(config: Mapping[str, Any]) -> DecoderShape:
             f"config.json: head_dim is {shape.head_dim}; accepted in packed weights: multiples of {HEAD_DIM_MULTIPLE} "
             f"up to {MAX_HEAD_DIM}. Serve the checkpoint unpacked"
         )
-    rotary_dim = rope_table(config, shape.head_dim, num_positions=1).shape[1]
+    rotary_dim = rope_angles(config, shape.head_dim).rotary_dim
     if rotary_dim > shape.head_dim:
         raise ConfigError(
             f"config.json: {rotary_dim} of {shape.head_dim} head dimensions are rotated; accepted: at most all of them"

@@ -6,6 +6,8 @@ from typing import Protocol
 
 import torch
 
+from vllm_omni.model_executor.models.decoder.rope import RopeAngles
+
 
 @dataclass(frozen=True)
 class GroupRows:
@@ -47,13 +49,16 @@ class DecoderPath(Protocol):
     All calls come from one thread. Pages stay where they are until the next `bind_cache` or `close`.
     """
 
-    def bind_cache(self, pages: Sequence[torch.Tensor], groups: Sequence[int], rope: torch.Tensor) -> None:
+    def bind_cache(
+        self, pages: Sequence[torch.Tensor], groups: Sequence[int], angles: RopeAngles, num_positions: int
+    ) -> None:
         """Takes what is known once the cache is allocated.
 
         Args:
-            pages: For each layer [blocks, kv heads, tokens of a block, cell], bfloat16 or int8.
+            pages: For each layer [blocks, kv heads, tokens of a block, elements of a token], bfloat16 or int8.
             groups: For each layer the number of its KV group.
-            rope: [positions, rotary size] float32, cosines then sines.
+            angles: Of the rotary position embeddings.
+            num_positions: Tokens of the longest sequence.
         """
 
     def step(self, step: DecoderStep, hidden: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.nn.functional import gelu, pad, scaled_dot_product_attention, silu
 
+from vllm_omni.model_executor.models.decoder.rope import RopeAngles
 from vllm_omni.model_executor.models.decoder.spec_mapping import DecoderShape
 from vllm_omni.model_executor.models.decoder.step import DecoderStep, GroupRows
 from vllm_omni.model_executor.models.decoder.weights import MappedMatrix, placed_weights
@@ -136,8 +137,10 @@ class TorchPath:
         activations: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": silu, "gelu": gelu}
         self._activation = activations[shape.activation]
 
-    def bind_cache(self, pages: Sequence[torch.Tensor], groups: Sequence[int], rope: torch.Tensor) -> None:
-        self._weights = placed_weights(self._weights, rope.numpy(), groups)
+    def bind_cache(
+        self, pages: Sequence[torch.Tensor], groups: Sequence[int], angles: RopeAngles, num_positions: int
+    ) -> None:
+        self._weights = placed_weights(self._weights, angles.table(num_positions), groups)
         self._caches = tuple(PagedCache(each, self._shape.head_dim) for each in pages)
 
     def step(self, step: DecoderStep, hidden: torch.Tensor) -> None:
