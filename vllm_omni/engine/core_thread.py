@@ -12,6 +12,7 @@ import gc
 import logging
 import queue
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -137,6 +138,7 @@ class CoreThread:
         except BaseException as error:
             self._fail_pending_calls()
             self._shutdown_core()
+            _free_what_failed(error)
             self._ready.set_exception(error)
             return
         self._ready.set_result(None)
@@ -217,3 +219,13 @@ class CoreThread:
             call.result.set_result(getattr(core, call.method)(*call.args))
         except Exception as error:
             call.result.set_exception(error)
+
+
+def _free_what_failed(error: BaseException) -> None:
+    """Lets go of a half-built core: the error's frames hold its model, and with it threads and memory."""
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__
+    gc.unfreeze()
+    gc.collect()
