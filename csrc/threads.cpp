@@ -133,6 +133,9 @@ void Team::barrier(Ahead& ahead) {
 }
 
 void Team::work(int thread) {
+#if defined(__linux__)
+    pthread_setname_np(pthread_self(), "omni-native");  // what top and gdb show
+#endif
     const FloatRules rules;
     uint64_t seen = 0;
     for (;;) {
