@@ -82,8 +82,8 @@ def stop(server: subprocess.Popen[bytes]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="checkpoint directory")
-    parser.add_argument("--question", default="What is the capital of France?")
-    parser.add_argument("--expect", default="Paris", help="text that the answer must contain")
+    parser.add_argument("--question", default="What is the capital of South Korea?")
+    parser.add_argument("--expect", default="Seoul", help="text that the answer must contain")
     args = parser.parse_args()
     port = free_port()
     command = [sys.executable, "-m", "vllm_omni.entrypoints.cli.main", "serve", str(args.model)]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.margins import Margins
 from tests.server import RunningServer
 
 ROOT = Path(__file__).parent.parent
@@ -43,6 +44,12 @@ def _make(target: str) -> Path:
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     return Path(run.stdout.strip().splitlines()[-1])
+
+
+@pytest.fixture(scope="session")
+def margins(smollm2: Path) -> Margins:
+    """The same model in float32, which says on which prompts every numeric path must agree."""
+    return Margins(smollm2)
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.margins import COMPLETION, QUESTION
+
 READY_TIMEOUT_S = 240.0
 REQUEST_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
@@ -143,12 +145,12 @@ class RunningServer:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self.request("POST", path, content, {"content-type": "application/json", **(headers or {})})
 
-    def complete(self, prompt: str = "The capital of France is", **fields: Any) -> Answer:
+    def complete(self, prompt: str = COMPLETION.text, **fields: Any) -> Answer:
         """A short completion."""
         body = {"model": self.model, "prompt": prompt, "max_tokens": 4, "temperature": 0, **fields}
         return self.post("/v1/completions", body)
 
-    def chat(self, text: str = "What is the capital of France?", **fields: Any) -> Answer:
+    def chat(self, text: str = QUESTION.text, **fields: Any) -> Answer:
         """A short chat completion."""
         message = {"role": "user", "content": text}
         body = {"model": self.model, "messages": [message], "max_tokens": 16, "temperature": 0, **fields}
@@ -174,11 +176,11 @@ class RunningServer:
             time.sleep(POLL_S)
 
     def assert_serves(self) -> None:
-        """The server is ready and answers a normal request."""
+        """The server is ready and answers a question on which every numeric path agrees."""
         assert self.get("/health/ready").status == 200
         answer = self.chat()
         assert answer.status == 200, answer.body
-        assert "Paris" in answer.json()["choices"][0]["message"]["content"]
+        assert QUESTION.answer in answer.json()["choices"][0]["message"]["content"]
 
 
 def read_events(response: http.client.HTTPResponse) -> Iterator[Any]:

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.margins import QUESTION, Margins
+
 pytestmark = pytest.mark.engine
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, str(ROOT / "examples" / "demo.py"), "--model"]
 
 
-def test_the_demo_prints_the_answer_and_its_speed(smollm2_artifact: Path) -> None:
+def test_the_demo_prints_the_answer_and_its_speed(smollm2_artifact: Path, margins: Margins) -> None:
     run = subprocess.run([*COMMAND, str(smollm2_artifact)], capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr
-    assert "Paris" in run.stdout
+    assert f"> {QUESTION.text}\n{margins.require(QUESTION).text}\n" in run.stdout
     assert re.search(r"TTFT \d+ ms, decode [\d.]+ tok/s, \d+ tokens", run.stdout)
 
 

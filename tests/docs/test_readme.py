@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.margins import COMPLETION, QUESTION, Margins
 from tests.server import RunningServer
 
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,9 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROMISE = re.compile(r'# prints[^"\n]*"([^"\n]+)"')
 TIMEOUT_S = 240
 CURL_FLAGS = {"-s", "-N"}
+ASKED = re.compile(r'(?:"content": |"prompt": |prompt=|input=|generate\(\[?)"([^"]+)"')
+# What only the shape of the answer is promised of.
+SHAPED = {"What is the weather in Paris?"}
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -107,6 +111,17 @@ def test_curl_examples(page: str, code: str, run, server: RunningServer) -> None
 @pytest.mark.parametrize(("page", "code"), ENGINE, ids=[page for page, _ in ENGINE])
 def test_engine_examples(page: str, code: str, smollm2_artifact: Path) -> None:
     assert_prints(code, run_python(replaced(code, DIRECTORY, str(smollm2_artifact))))
+
+
+def test_words_are_promised_where_the_model_leads_clearly(margins: Margins) -> None:
+    """No rounding on any processor makes the examples print something else than their comments say."""
+    code = "\n".join(
+        code for page in PAGES for name, code in BLOCK.findall((ROOT / page).read_text()) if name != "text"
+    )
+    assert set(ASKED.findall(code)) - SHAPED == {QUESTION.text, COMPLETION.text}
+    for prompt in (QUESTION, COMPLETION):
+        assert prompt.answer.strip() in PROMISE.findall(code)
+        margins.require(prompt)
 
 
 def test_commands_of_the_pages_use_the_model_that_make_prepares() -> None:
