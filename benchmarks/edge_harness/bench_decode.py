@@ -19,22 +19,27 @@ from typing import Any
 
 from benchmarks.edge_harness.command_line import parse_names, positive_int, run_program
 from benchmarks.edge_harness.comparison import say
-from benchmarks.edge_harness.decode_arms import DecodeArm, LlamaArm, greedy_tokens, omni_arms
+from benchmarks.edge_harness.decode_arms import INT8_SUFFIX, DecodeArm, LlamaArm, native_scores, omni_arms, torch_scores
 from benchmarks.edge_harness.decode_models import DecodeModels, make_models
-from benchmarks.edge_harness.decode_report import decode_rows, ratio_rows, summarize_decode
+from benchmarks.edge_harness.decode_report import decode_rows, metrics_of, ratio_rows, summarize_decode
 from benchmarks.edge_harness.decode_rounds import CEILING, DecodeRounds
 from benchmarks.edge_harness.decode_servers import llama_server, omni_server
+from benchmarks.edge_harness.decode_work import max_tokens, parse_depths
 from benchmarks.edge_harness.geometry import GEOMETRIES
 from benchmarks.edge_harness.measurement import Workload
 from benchmarks.edge_harness.native_check import check_native
+from benchmarks.edge_harness.native_model import cache_bytes, kv_bytes_per_token
 from benchmarks.edge_harness.provenance import collect_provenance
 from benchmarks.edge_harness.random_gguf import FILE_TYPES
 from benchmarks.edge_harness.report import format_facts, format_table
-from vllm_omni.errors import ConfigError, EngineError, OmniError
+from benchmarks.edge_harness.score_check import require_same_scores
+from vllm_omni.errors import ConfigError, OmniError
+from vllm_omni.native.spec import KV_KINDS
+from vllm_omni.quantization.artifact import read_artifact
 
 MODULE = "benchmarks.edge_harness.bench_decode"
-ARMS = ("native", "engine")
-GREEDY_TOKENS = 16
+ARMS = ("native", "engine", "native-int8", "engine-int8")
+DEFAULT_ARMS = ARMS[:2]
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -50,7 +55,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--llama-bench", type=resolved_path, metavar="PROGRAM", help="of llama.cpp; without it this package runs alone")
     add("--servers", action="store_true", help="through both HTTP servers; llama-server lies beside llama-bench")
     add("--types", type=parse_types, default=",".join(FILE_TYPES), help="of llama.cpp (default %(default)s)")
-    add("--arms", type=parse_arms, default=",".join(ARMS), help="of this package (default %(default)s)")
+    add("--arms", type=parse_arms, default=",".join(DEFAULT_ARMS), help="of this package (default %(default)s)")
+    add("--depths", type=parse_depths, default=(), metavar="N,N", help="prompts of N tokens and decode after them")
     add("--group-size", type=int, choices=(32, 64, 128), default=64, help="of random weights (default %(default)s)")
     add("--head-bits", type=int, choices=(4, 8), default=4, help="of a random output layer (default %(default)s)")
     add("--threads", type=positive_int, default=2, help="and cores, for every arm (default %(default)s)")
@@ -103,13 +109,15 @@ def make_arms(args: argparse.Namespace, models: DecodeModels) -> list[DecodeArm]
     if not args.servers:
         ours = omni_arms(models.artifact, args.threads, models.artifact_bytes, args.arms)
         return [*ours, *_llama_arms(args, models)]
-    servers: list[DecodeArm] = [omni_server(models.artifact, args.threads, models.artifact_bytes)]
+    length = max_tokens(workload_of(args, models))
+    kv_bytes = cache_bytes(models.artifact, length, KV_KINDS[0]) if args.depths else 0
+    servers: list[DecodeArm] = [omni_server(models.artifact, args.threads, models.artifact_bytes, length, kv_bytes)]
     if args.llama_bench is not None:
         program = args.llama_bench.with_name("llama-server")
         require_program(program)
         for name, gguf in models.ggufs.items():
             size = models.gguf_bytes[name]
-            servers.append(llama_server(f"llama {name}", program, gguf, args.threads, size))
+            servers.append(llama_server(f"llama {name}", program, gguf, args.threads, size, length))
     return servers
 
 
@@ -128,15 +136,23 @@ def check_answers(args: argparse.Namespace, models: DecodeModels, scratch: Path)
     say("checking the native core against its reference")
     checks: dict[str, Any] = {"difference_to_reference": check_native(models.artifact, args.threads)}
     if models.is_real and ("engine" in args.arms or args.servers):
-        say("checking the engine's tokens against the path without the native core")
-        native, torch = (
-            greedy_tokens(models.artifact, args.threads, GREEDY_TOKENS, scratch, torch_path=path)
-            for path in (False, True)
-        )
-        if native != torch:
-            raise EngineError(f"greedy tokens differ: {native} on the native core, {torch} without; run tests/parity")
-        checks["greedy_tokens_equal_torch"] = native
+        say("checking the engine's log-probabilities against the path without the native core")
+        native = native_scores(models.artifact, args.threads, scratch)
+        torch = torch_scores(models.artifact, args.threads, scratch, native.token_ids)
+        checks["logprob_difference_to_torch"] = require_same_scores(native, torch)
     return checks
+
+
+def workload_of(args: argparse.Namespace, models: DecodeModels) -> Workload:
+    """What every arm does in a round."""
+    return Workload(args.seed, args.trials, 1, models.vocab_size, args.depths)
+
+
+def kv_bytes_of(arms: Sequence[DecodeArm], models: DecodeModels) -> dict[str, int]:
+    """Arm to the bytes of keys and values that a token adds; llama.cpp's cache of float16 is as large as bfloat16."""
+    artifact = read_artifact(models.artifact)
+    kinds = {arm.name: "int8" if arm.name.endswith(INT8_SUFFIX) else KV_KINDS[0] for arm in arms}
+    return {name: kv_bytes_per_token(artifact, kind) for name, kind in kinds.items()}
 
 
 def settings_facts(args: argparse.Namespace, models: DecodeModels, cores: Sequence[int]) -> dict[str, Any]:
@@ -148,6 +164,7 @@ def settings_facts(args: argparse.Namespace, models: DecodeModels, cores: Sequen
         "threads": args.threads,
         "rounds": args.rounds,
         "trials": args.trials,
+        "depths": list(args.depths),
         "seed": args.seed,
         "artifact": str(models.artifact),
         "artifact_bytes_per_token": models.artifact_bytes,
@@ -158,15 +175,15 @@ def settings_facts(args: argparse.Namespace, models: DecodeModels, cores: Sequen
 
 def print_report(rounds: DecodeRounds) -> None:
     """Tables, facts, and the same as one JSON line."""
-    values = rounds.rounds()
-    print(format_table(decode_rows(values)), end="\n\n")
-    ratios = ratio_rows(values)
+    values, metrics = rounds.rounds(), metrics_of(rounds.work)
+    print(format_table(decode_rows(values, metrics)), end="\n\n")
+    ratios = ratio_rows(values, metrics)
     if len(ratios) > 1:
         print(format_table(ratios), end="\n\n")
     print("commands of a round:", *rounds.commands(), sep="\n  ", end="\n\n")
     for facts in rounds.facts.values():
         print(format_facts(facts), end="\n\n")
-    print(json.dumps({**rounds.facts, CEILING: rounds.ceilings, "summary": summarize_decode(values)}))
+    print(json.dumps({**rounds.facts, CEILING: rounds.ceilings, "summary": summarize_decode(values, metrics)}))
 
 
 def run(args: argparse.Namespace, words: Sequence[str]) -> None:
@@ -183,8 +200,8 @@ def run(args: argparse.Namespace, words: Sequence[str]) -> None:
     try:
         facts = {"provenance": provenance, "settings": settings_facts(args, models, cores)}
         facts["checks"] = check_answers(args, models, scratch)
-        work = Workload(args.seed, args.trials, 1, models.vocab_size)
-        rounds = DecodeRounds(make_arms(args, models), work, args.threads, facts, scratch, args.out)
+        arms, work = make_arms(args, models), workload_of(args, models)
+        rounds = DecodeRounds(arms, work, args.threads, facts, scratch, args.out, kv_bytes_of(arms, models))
         rounds.run(args.rounds)
     except OmniError:
         print(f"bench_decode: the output of the arms is kept in {scratch}", file=sys.stderr)

@@ -8,13 +8,16 @@ from typing import Any, Protocol
 
 from benchmarks.edge_harness import engine_arm, llama_bench, native_arm
 from benchmarks.edge_harness.child_events import parse_events
-from benchmarks.edge_harness.decode_work import DECODE_NAME, child_words, medians
+from benchmarks.edge_harness.decode_work import add_weight_rate, child_words, medians
 from benchmarks.edge_harness.measurement import MIB, Measurement, Workload
+from benchmarks.edge_harness.score_check import Scores, format_ids
 from benchmarks.edge_harness.watched_process import WatchedRun, run_watched
 from vllm_omni.errors import EngineError
+from vllm_omni.native.spec import KV_KINDS
 
-TIMEOUT_S = 1800.0
-GIGA = 1e9
+TIMEOUT_S = 3600.0
+# Names of arms with an int8 cache end with it.
+INT8_SUFFIX = "-int8"
 
 
 class DecodeArm(Protocol):
@@ -42,6 +45,7 @@ class OmniArm:
         model: Artifact.
         threads: Threads that compute.
         weight_bytes: Bytes of weights that a decoded token reads.
+        kv_kind: Of its cache.
     """
 
     name: str
@@ -49,9 +53,11 @@ class OmniArm:
     model: Path
     threads: int
     weight_bytes: int
+    kv_kind: str = KV_KINDS[0]
 
     def commands(self, work: Workload) -> list[list[str]]:
-        return [[sys.executable, "-m", self.module, *child_words(self.model, self.threads, work)]]
+        kv = ["--kv", self.kv_kind] if self.kv_kind != KV_KINDS[0] else []
+        return [[sys.executable, "-m", self.module, *child_words(self.model, self.threads, work), *kv]]
 
     def measure(self, work: Workload, directory: Path) -> Measurement:
         run = run_watched(self.commands(work)[0], directory / f"{self.name}.log", TIMEOUT_S)
@@ -83,44 +89,65 @@ class LlamaArm:
     def commands(self, work: Workload) -> list[list[str]]:
         return [
             llama_bench.load_command(self.program, self.gguf, self.threads),
-            llama_bench.timing_command(self.program, self.gguf, self.threads, work.trials),
+            *llama_bench.timing_commands(self.program, self.gguf, self.threads, work),
         ]
 
     def measure(self, work: Workload, directory: Path) -> Measurement:
         label = self.name.replace(" ", "-")
-        load, timing = (
+        runs = [
             run_watched(command, directory / f"{label}-{number}.log", TIMEOUT_S)
             for number, command in enumerate(self.commands(work))
-        )
-        report = llama_bench.parse_report(timing.stdout)
-        found = _measurement(timing, report.samples, report.weight_bytes)
-        found.values["ready_s"] = load.elapsed_s - llama_bench.parse_report(load.stdout).seconds
-        found.notes["path"] = report.build
+        ]
+        load, *reports = (llama_bench.parse_report(run.stdout) for run in runs)
+        samples = {name: values for report in reports for name, values in report.samples.items()}
+        found = _measurement(runs[-1], samples, reports[0].weight_bytes)
+        found.values["ready_s"] = runs[0].elapsed_s - load.seconds
+        found.notes["path"] = reports[0].build
         return found
 
 
 def omni_arms(model: Path, threads: int, weight_bytes: int, names: Sequence[str]) -> list[DecodeArm]:
     """The arms of this package among `names`."""
     modules = {"native": native_arm.MODULE, "engine": engine_arm.MODULE}
-    return [OmniArm(name, modules[name], model, threads, weight_bytes) for name in names if name in modules]
+    arms: list[DecodeArm] = []
+    for name in names:
+        kind = "int8" if name.endswith(INT8_SUFFIX) else KV_KINDS[0]
+        module = modules[name.removesuffix(INT8_SUFFIX)]
+        arms.append(OmniArm(name, module, model, threads, weight_bytes, kind))
+    return arms
 
 
-def greedy_tokens(model: Path, threads: int, count: int, directory: Path, *, torch_path: bool) -> list[int]:
-    """Greedy token ids of the engine, on the native core or without it."""
+def native_scores(model: Path, threads: int, directory: Path) -> Scores:
+    """Log-probabilities by the engine on the native core, of a text in one step and of tokens it adds one by one.
+
+    Raises:
+        EngineError: The engine failed, or ran without the native core.
+    """
+    return _scores("native", ["--score"], model, threads, directory)
+
+
+def torch_scores(model: Path, threads: int, directory: Path, token_ids: Sequence[int]) -> Scores:
+    """Log-probabilities of tokens by the engine without the native core.
+
+    Raises:
+        EngineError: The engine failed, or ran on the native core.
+    """
+    return _scores("torch", ["--torch-path", "--score-ids", format_ids(token_ids)], model, threads, directory)
+
+
+def _scores(path: str, flags: Sequence[str], model: Path, threads: int, directory: Path) -> Scores:
     words = child_words(model, threads, Workload(0, 1, 1, 1))
-    command = [sys.executable, "-m", engine_arm.MODULE, *words, "--greedy", str(count)]
-    command += ["--torch-path"] if torch_path else []
-    run = run_watched(command, directory / f"greedy-{'torch' if torch_path else 'native'}.log", TIMEOUT_S)
+    run = run_watched([sys.executable, "-m", engine_arm.MODULE, *words, *flags], directory / f"{path}.log", TIMEOUT_S)
     events = parse_events(run.stdout.splitlines())
-    path = events["ready"]["path"]["forward_path"]
-    if path != ("torch" if torch_path else "native"):
-        raise EngineError(f"the engine ran on {path}; its output in {directory} says why, and nothing can be compared")
-    return list(events["result"]["token_ids"])
+    ran = events["ready"]["path"]["forward_path"]
+    if ran != path:
+        raise EngineError(f"the engine ran on {ran}; its output in {directory} says why, and nothing can be compared")
+    return Scores(tuple(events["result"]["token_ids"]), tuple(events["result"]["logprobs"]))
 
 
 def _measurement(run: WatchedRun, samples: Mapping[str, list[float]], weight_bytes: int) -> Measurement:
     notes: dict[str, Any] = {"weight_bytes_per_token": weight_bytes, "elapsed_s": run.elapsed_s}
     found = Measurement(values=medians(samples), samples=dict(samples), notes=notes)
     found.values["peak_rss_anon_mib"] = run.peak_rss_anon_bytes / MIB
-    found.values["decode_gb_s"] = found.values[DECODE_NAME] * weight_bytes / GIGA
+    add_weight_rate(found, weight_bytes)
     return found

@@ -26,7 +26,7 @@ class DecodeModels:
         ggufs: Type to file for llama.cpp; empty when it does not run.
         gguf_bytes: Type to bytes of all tensors of the file.
         vocab_size: Of the model.
-        is_real: Weights are of a trained model, so that tokens can be compared.
+        is_real: Weights are of a trained model, so that a text has a log-probability that says something.
     """
 
     artifact: Path

@@ -4,16 +4,22 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.edge_harness.decode_work import DECODE_NAME, NEW_TOKENS, PROMPT_LENGTHS, prefill_name
+from benchmarks.edge_harness.decode_work import (
+    NEW_TOKENS,
+    decode_depths,
+    decode_name,
+    prefill_name,
+    prompt_lengths,
+)
+from benchmarks.edge_harness.measurement import Workload
 from benchmarks.edge_harness.report import NO_VALUE, Metric, Rounds, Spread, metric_values, round_ratios, spread
 
 PEER = "llama"
-METRICS = (
-    *(Metric(prefill_name(length), f"prefill, {length} tokens, tok/s", "higher") for length in PROMPT_LENGTHS),
-    Metric(DECODE_NAME, f"decode, {NEW_TOKENS} tokens, tok/s", "higher"),
+RESOURCES = (
     Metric("decode_gb_s", "weights read in decode, GB/s", "higher", 2),
-    Metric("streaming_gb_s", "streaming ceiling just before, GB/s", "higher"),
-    Metric("streaming_share_percent", "the same, % of the streaming ceiling", "higher"),
+    Metric("streaming_gb_s", "streaming ceiling, before and after, GB/s", "higher"),
+    Metric("streaming_share_percent", "weights read, % of the streaming ceiling", "higher"),
+    Metric("unsteady", "1: the ceiling changed by over 15%", "lower", 0),
     Metric("ready_s", "ready, s", "lower", 2),
     Metric("rss_anon_ready_mib", "RssAnon when ready, MiB", "lower", 0),
     Metric("rss_anon_end_mib", "RssAnon after the load, MiB", "lower", 0),
@@ -21,7 +27,30 @@ METRICS = (
 )
 
 
-def summarize_decode(rounds: Rounds, metrics: Sequence[Metric] = METRICS) -> dict[str, Any]:
+def floor_name(depth: int) -> str:
+    """Metric: the time that memory allows for a step after `depth` tokens."""
+    return f"floor_d{depth}_ms"
+
+
+def over_floor_name(depth: int) -> str:
+    """Metric: how many times as long the step took."""
+    return f"over_floor_d{depth}"
+
+
+def metrics_of(work: Workload) -> tuple[Metric, ...]:
+    """The rows of a table about `work`."""
+    prefill = [Metric(prefill_name(n), f"prefill, {n} tokens, tok/s", "higher") for n in prompt_lengths(work)]
+    decode = []
+    for depth in decode_depths(work):
+        where = f" after {depth}" if depth else ""
+        decode.append(Metric(decode_name(depth), f"decode, {NEW_TOKENS} tokens{where}, tok/s", "higher"))
+        if depth:
+            decode.append(Metric(floor_name(depth), f"floor of a step after {depth}, ms", "lower", 2))
+            decode.append(Metric(over_floor_name(depth), f"step over floor after {depth}", "lower", 2))
+    return (*prefill, *decode, *RESOURCES)
+
+
+def summarize_decode(rounds: Rounds, metrics: Sequence[Metric]) -> dict[str, Any]:
     """Metric name to direction, spread of each arm, and ratios of our arms over the peer's, round by round."""
     summary: dict[str, Any] = {}
     for metric in metrics:
@@ -44,7 +73,7 @@ def is_peer(arm: str) -> bool:
     return arm.startswith(PEER)
 
 
-def decode_rows(rounds: Rounds, metrics: Sequence[Metric] = METRICS) -> list[list[str]]:
+def decode_rows(rounds: Rounds, metrics: Sequence[Metric]) -> list[list[str]]:
     """Header and one row a metric: median and range over the rounds of each arm."""
     summary = summarize_decode(rounds, metrics)
     rows = [["metric", "better", *rounds]]
@@ -56,7 +85,7 @@ def decode_rows(rounds: Rounds, metrics: Sequence[Metric] = METRICS) -> list[lis
     return rows
 
 
-def ratio_rows(rounds: Rounds, metrics: Sequence[Metric] = METRICS) -> list[list[str]]:
+def ratio_rows(rounds: Rounds, metrics: Sequence[Metric]) -> list[list[str]]:
     """Header and one row a metric: median and range of the ratios of each pair; only the header without a peer."""
     summary = summarize_decode(rounds, metrics)
     pairs = list(dict.fromkeys(pair for entry in summary.values() for pair in entry["ratios"]))

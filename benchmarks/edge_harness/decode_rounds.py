@@ -1,21 +1,26 @@
 """Runs the arms of `bench_decode` in turn, round after round, each in its own process, and keeps what they gave."""
 
 import json
+import os
 import shlex
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.edge_harness.comparison import say
 from benchmarks.edge_harness.decode_arms import DecodeArm
-from benchmarks.edge_harness.decode_report import summarize_decode
+from benchmarks.edge_harness.decode_report import floor_name, metrics_of, over_floor_name, summarize_decode
+from benchmarks.edge_harness.decode_work import NEW_TOKENS, decode_name
 from benchmarks.edge_harness.measurement import Measurement, Workload
 from benchmarks.edge_harness.memory_bandwidth import streaming_ceiling
 
 CEILING = "streaming_gb_s"
 SHARE = "streaming_share_percent"
+UNSTEADY = "unsteady"
+# Memory whose speed changed by more than this share during a turn gives no floor to compare with.
+MAX_DRIFT = 0.15
 
 
 class DecodeRounds:
@@ -28,6 +33,7 @@ class DecodeRounds:
         facts: Provenance and settings, written beside the results; checks may be added before `run`.
         scratch: Directory for the arms' output.
         out: File for raw results, rewritten after every measurement; None keeps them in memory only.
+        kv_bytes: Arm to the bytes of keys and values that a token adds; for the floors at depths.
     """
 
     def __init__(
@@ -38,18 +44,21 @@ class DecodeRounds:
         facts: dict[str, Any],
         scratch: Path,
         out: Path | None,
+        kv_bytes: Mapping[str, int] | None = None,
     ):
+        self.kv_bytes = dict(kv_bytes or {})
         self.arms = arms
         self.work = work
         self.threads = threads
         self.facts = facts
         self.scratch = scratch
         self.out = out
-        self.ceilings: dict[str, list[float]] = {arm.name: [] for arm in arms}
+        # Just before and just after each turn.
+        self.ceilings: dict[str, list[tuple[float, float]]] = {arm.name: [] for arm in arms}
         self.measurements: dict[str, list[Measurement]] = {arm.name: [] for arm in arms}
 
     def run(self, num_rounds: int) -> None:
-        """Runs every round: each arm, and the streaming ceiling just before, since a shared memory changes its speed.
+        """Runs every round: each arm between two measurements of the streaming ceiling, since a shared memory drifts.
 
         Raises:
             OmniError: An arm failed; `out` holds what was measured before.
@@ -61,8 +70,8 @@ class DecodeRounds:
         self.save(is_complete=True)
 
     def rounds(self) -> dict[str, list[dict[str, float]]]:
-        """Arm to the values of its rounds, with the share of the ceiling that was measured just before."""
-        return {name: self._shares(name) for name in self.measurements}
+        """Arm to the values of its rounds, with shares and floors where the ceiling stayed the same during the turn."""
+        return {name: self._with_floors(name) for name in self.measurements}
 
     def commands(self) -> list[str]:
         """What is run in a round, to be typed again."""
@@ -77,22 +86,53 @@ class DecodeRounds:
             **self.facts,
             "is_complete": is_complete,
             CEILING: self.ceilings,
-            "summary": summarize_decode(self.rounds()),
+            "summary": summarize_decode(self.rounds(), metrics_of(self.work)),
             "rounds": raw,
         }
         self.out.write_text(json.dumps(results, indent=1) + "\n")
 
     def _measure(self, arm: DecodeArm, number: int) -> None:
-        work = Workload(self.work.seed + number, self.work.trials, 1, self.work.vocab_size)
+        work = replace(self.work, seed=self.work.seed + number)
         directory = self.scratch / f"round-{number}"
         directory.mkdir(exist_ok=True)
-        ceiling = statistics.median(streaming_ceiling(self.threads))
-        say(f"round {number}: {ceiling:.1f} GB/s streaming, then {arm.name}")
-        self.measurements[arm.name].append(arm.measure(work, directory))
-        self.ceilings[arm.name].append(ceiling)
+        before = statistics.median(streaming_ceiling(self.threads))
+        say(f"round {number}: {before:.1f} GB/s streaming, then {arm.name}; load average {os.getloadavg()[0]:.2f}")
+        found = arm.measure(work, directory)
+        found.notes["load_average"] = os.getloadavg()
+        self.measurements[arm.name].append(found)
+        self.ceilings[arm.name].append((before, statistics.median(streaming_ceiling(self.threads))))
 
-    def _shares(self, name: str) -> list[dict[str, float]]:
+    def _with_floors(self, name: str) -> list[dict[str, float]]:
+        kv_bytes = self.kv_bytes.get(name, 0)
         return [
-            found.values | {CEILING: ceiling, SHARE: 100 * found.values["decode_gb_s"] / ceiling}
-            for found, ceiling in zip(self.measurements[name], self.ceilings[name], strict=True)
+            found.values | floors(found, ceilings, self.work, kv_bytes)
+            for found, ceilings in zip(self.measurements[name], self.ceilings[name], strict=True)
         ]
+
+
+def floors(
+    found: Measurement, ceilings: tuple[float, float], work: Workload, kv_bytes_per_token: int
+) -> dict[str, float]:
+    """What a turn's decode took over what memory allows, by depth; only a mark where memory changed its speed.
+
+    The floor of a step is the time that weights, keys and values take at the mean of the two ceilings.
+
+    Args:
+        found: Of the turn; its note `weight_bytes_per_token` tells the weights.
+        ceilings: GB/s just before and just after.
+        work: What was timed.
+        kv_bytes_per_token: Keys and values of all layers; 0: not known, and counted as none.
+    """
+    ceiling = statistics.mean(ceilings)
+    values = {CEILING: ceiling, UNSTEADY: float(abs(ceilings[0] - ceilings[1]) > MAX_DRIFT * max(ceilings))}
+    if values[UNSTEADY]:
+        return values
+    if "decode_gb_s" in found.values:
+        values[SHARE] = 100 * found.values["decode_gb_s"] / ceiling
+    for depth in work.depths:
+        num_bytes = found.notes["weight_bytes_per_token"] + kv_bytes_per_token * (depth + NEW_TOKENS / 2)
+        floor_ms = num_bytes / ceiling / 1e6
+        values[floor_name(depth)] = floor_ms
+        if decode_name(depth) in found.values:
+            values[over_floor_name(depth)] = 1000 / found.values[decode_name(depth)] / floor_ms
+    return values

@@ -14,9 +14,11 @@ from pathlib import Path
 from benchmarks.edge_harness.arms import HOST, SERVED_MODEL_NAME, console_script, free_port
 from benchmarks.edge_harness.decode_work import (
     DECODE_NAME,
-    MAX_TOKENS,
     NEW_TOKENS,
     PROMPT_LENGTHS,
+    WARM_UP_TOKENS,
+    add_weight_rate,
+    decode_name,
     medians,
     prefill_name,
 )
@@ -35,7 +37,6 @@ from vllm_omni.errors import EngineError
 
 DECODE_PROMPT_TOKENS = 32
 READY_TIMEOUT_S = 600.0
-GIGA = 1e9
 Complete = Callable[[int, Sequence[int], int], TokenStream]
 
 
@@ -73,11 +74,13 @@ class ServerArm:
             found.samples = self._samples(port, work)
             found.values |= medians(found.samples)
             found.values["rss_anon_end_mib"] = rss_anon_bytes(server.tree()) / MIB
-        found.values["decode_gb_s"] = found.values[DECODE_NAME] * self.weight_bytes / GIGA
+        add_weight_rate(found, self.weight_bytes)
         return found
 
     def _samples(self, port: int, work: Workload) -> dict[str, list[float]]:
         """Tokens a second of each trial; one trial of each kind before is not timed."""
+        if work.depths:
+            return self._samples_at_depths(port, work)
         samples: dict[str, list[float]] = {}
         for length in PROMPT_LENGTHS:
             prompts = [work.prompt(0, f"prefill/{length}/{trial}", length) for trial in range(work.trials + 1)]
@@ -87,8 +90,19 @@ class ServerArm:
         samples[DECODE_NAME] = [each.decode_tokens_per_s for each in streams][1:]
         return samples
 
+    def _samples_at_depths(self, port: int, work: Workload) -> dict[str, list[float]]:
+        """The same of prompts of each depth and the tokens that follow them; one short prompt before is not timed."""
+        samples: dict[str, list[float]] = {}
+        self.complete(port, work.prompt(0, "depth/warm-up", WARM_UP_TOKENS), 1)
+        for depth in work.depths:
+            for trial in range(work.trials):
+                stream = self.complete(port, work.prompt(0, f"depth/{depth}/{trial}", depth), NEW_TOKENS + 1)
+                samples.setdefault(prefill_name(depth), []).append(depth / stream.ttft_s)
+                samples.setdefault(decode_name(depth), []).append(stream.decode_tokens_per_s)
+        return samples
 
-def omni_server(model: Path, threads: int, weight_bytes: int) -> ServerArm:
+
+def omni_server(model: Path, threads: int, weight_bytes: int, length: int, kv_bytes: int) -> ServerArm:
     """`vllm-omni serve` of this environment under the edge profile."""
     words: tuple[str, ...] = (
         str(console_script(Path(sys.executable))),
@@ -97,13 +111,14 @@ def omni_server(model: Path, threads: int, weight_bytes: int) -> ServerArm:
         "--deploy-profile",
         "edge",
     )
-    words += ("--served-model-name", SERVED_MODEL_NAME, "--host", HOST, "--max-model-len", str(MAX_TOKENS))
+    words += ("--served-model-name", SERVED_MODEL_NAME, "--host", HOST, "--max-model-len", str(length))
+    words += ("--kv-cache-memory-bytes", str(kv_bytes)) if kv_bytes else ()
     return ServerArm("serve", words, "/health/ready", {"VLLM_OMNI_NUM_THREADS": str(threads)}, complete, weight_bytes)
 
 
-def llama_server(name: str, program: Path, gguf: Path, threads: int, weight_bytes: int) -> ServerArm:
+def llama_server(name: str, program: Path, gguf: Path, threads: int, weight_bytes: int, length: int) -> ServerArm:
     """`llama-server` with one slot of the same length."""
-    words = (str(program), "-m", str(gguf), "-t", str(threads), "--host", HOST, "-c", str(MAX_TOKENS), "-np", "1")
+    words = (str(program), "-m", str(gguf), "-t", str(threads), "--host", HOST, "-c", str(length), "-np", "1")
     return ServerArm(name, words, "/health", {}, complete_counted, weight_bytes)
 
 

@@ -5,13 +5,17 @@ import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.edge_harness.measurement import Workload
+from benchmarks.edge_harness.measurement import Measurement, Workload
+from vllm_omni.native.spec import KV_KINDS
 
 PROMPT_LENGTHS = (128, 512)
 NEW_TOKENS = 64
-# Prompt, new tokens and room.
+# Prompt, new tokens and room, where no depths are asked for.
 MAX_TOKENS = 1024
 DECODE_NAME = f"tg{NEW_TOKENS}_tok_s"
+# Before depths are timed, one prompt of so many tokens is not.
+WARM_UP_TOKENS = 128
+GIGA = 1e9
 
 
 def prefill_name(num_tokens: int) -> str:
@@ -19,9 +23,35 @@ def prefill_name(num_tokens: int) -> str:
     return f"pp{num_tokens}_tok_s"
 
 
+def decode_name(depth: int) -> str:
+    """Metric of `NEW_TOKENS` tokens that follow a context of `depth` tokens."""
+    return f"tg{NEW_TOKENS}_d{depth}_tok_s" if depth else DECODE_NAME
+
+
+def prompt_lengths(work: Workload) -> tuple[int, ...]:
+    """Lengths of the prompts that are timed."""
+    return work.depths or PROMPT_LENGTHS
+
+
+def decode_depths(work: Workload) -> tuple[int, ...]:
+    """Lengths of context that decode is timed at."""
+    return work.depths or (0,)
+
+
+def max_tokens(work: Workload) -> int:
+    """Longest sequence: prompt, new tokens and room."""
+    return max(work.depths) + MAX_TOKENS // 4 if work.depths else MAX_TOKENS
+
+
 def medians(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """The median of each metric."""
     return {name: statistics.median(values) for name, values in samples.items()}
+
+
+def add_weight_rate(found: Measurement, weight_bytes: int) -> None:
+    """Adds what decode from an empty context reads of the weights, in GB/s, where it was timed."""
+    if DECODE_NAME in found.values:
+        found.values["decode_gb_s"] = found.values[DECODE_NAME] * weight_bytes / GIGA
 
 
 def child_parser(module: str) -> argparse.ArgumentParser:
@@ -32,6 +62,8 @@ def child_parser(module: str) -> argparse.ArgumentParser:
     parser.add_argument("--trials", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--vocab-size", type=int, required=True)
+    parser.add_argument("--depths", type=parse_depths, default=())
+    parser.add_argument("--kv", choices=KV_KINDS, default=KV_KINDS[0])
     return parser
 
 
@@ -39,9 +71,26 @@ def child_words(model: Path, threads: int, work: Workload) -> list[str]:
     """The words for `child_parser`."""
     flags = {"--model": model, "--threads": threads, "--trials": work.trials, "--seed": work.seed}
     flags["--vocab-size"] = work.vocab_size
+    if work.depths:
+        flags["--depths"] = ",".join(map(str, work.depths))
     return [str(word) for pair in flags.items() for word in pair]
 
 
 def child_workload(args: argparse.Namespace) -> Workload:
     """What `child_words` was given."""
-    return Workload(args.seed, args.trials, 1, args.vocab_size)
+    return Workload(args.seed, args.trials, 1, args.vocab_size, args.depths)
+
+
+def parse_depths(text: str) -> tuple[int, ...]:
+    """Lengths of context, separated by commas, each once and rising.
+
+    Raises:
+        argparse.ArgumentTypeError: They are not.
+    """
+    try:
+        depths = tuple(int(word) for word in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers separated by commas, such as 512,4096") from error
+    if depths[0] < 1 or list(depths) != sorted(set(depths)):
+        raise argparse.ArgumentTypeError(f"{text!r}: lengths of 1 or more, each once, in rising order")
+    return depths

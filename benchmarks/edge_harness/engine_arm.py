@@ -1,7 +1,7 @@
 """`AsyncOmni` in one process, timed at what a caller receives. Run by `bench_decode` in a process of its own.
 
 pp<n> is a prompt of n tokens over the time from the call to the first token; tg<n> is n tokens after the first one, of
-a prompt of one token, over the time they took.
+a prompt of one token, over the time they took. tg<n>_d<m> are the tokens that follow a prompt of m tokens.
 """
 
 import argparse
@@ -15,14 +15,18 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.edge_harness.child_events import emit
 from benchmarks.edge_harness.decode_work import (
     DECODE_NAME,
-    MAX_TOKENS,
     NEW_TOKENS,
     PROMPT_LENGTHS,
+    WARM_UP_TOKENS,
     child_parser,
     child_workload,
+    decode_name,
+    max_tokens,
     prefill_name,
 )
 from benchmarks.edge_harness.measurement import Workload
+from benchmarks.edge_harness.native_model import cache_bytes
+from benchmarks.edge_harness.score_check import Scores, parse_ids
 from benchmarks.edge_harness.streaming_client import TokenStream
 from vllm_omni.errors import EngineError
 
@@ -30,11 +34,16 @@ if TYPE_CHECKING:
     from vllm_omni.entrypoints.async_omni import AsyncOmni
 
 MODULE = "benchmarks.edge_harness.engine_arm"
-GREEDY_PROMPT = "The capital of France is"
+SCORED_TEXT = (
+    "A mill stood by the river below the village, and its wheel turned from early spring until the frost. Farmers "
+    "brought their grain in carts, waited in the shade of the chestnut trees, and talked about the price of flour, the "
+    "weather of the past week, and the new bridge that the council had promised them for as long as they knew."
+)
+SCORED_NEW_TOKENS = 32
 
 
-async def stream(omni: "AsyncOmni", prompt: Any, num_tokens: int) -> tuple[TokenStream, list[int]]:
-    """Arrivals and ids of exactly `num_tokens` greedy tokens.
+async def stream(omni: "AsyncOmni", prompt: Any, num_tokens: int) -> TokenStream:
+    """Arrivals of exactly `num_tokens` greedy tokens.
 
     Raises:
         EngineError: The engine gave another number of tokens.
@@ -45,30 +54,61 @@ async def stream(omni: "AsyncOmni", prompt: Any, num_tokens: int) -> tuple[Token
         temperature=0.0, max_tokens=num_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
     )
     arrivals: list[tuple[int, int]] = []
-    ids: list[int] = []
+    count = 0
     sent_ns = time.monotonic_ns()
     async for output in omni.generate(prompt, params):
-        ids += output.outputs[0].token_ids
-        arrivals.append((time.monotonic_ns(), len(ids)))
-    if len(ids) != num_tokens:
-        raise EngineError(f"{len(ids)} tokens came, asked for were {num_tokens}; such a time compares nothing")
-    return TokenStream(sent_ns, tuple(arrivals), 0), ids
+        count += len(output.outputs[0].token_ids)
+        arrivals.append((time.monotonic_ns(), count))
+    if count != num_tokens:
+        raise EngineError(f"{count} tokens came, asked for were {num_tokens}; such a time compares nothing")
+    return TokenStream(sent_ns, tuple(arrivals), 0)
+
+
+async def score(omni: "AsyncOmni", prompt: Any, num_new_tokens: int) -> Scores:
+    """Log-probabilities of a prompt, and of greedy tokens that the engine adds to it one by one."""
+    from vllm_omni.engine.compat import RequestOutputKind, SamplingParams
+
+    params = SamplingParams(
+        temperature=0.0, max_tokens=max(num_new_tokens, 1), ignore_eos=True, logprobs=0, prompt_logprobs=0,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )  # fmt: skip
+    (output,) = [output async for output in omni.generate(prompt, params)]
+    added = list(output.outputs[0].token_ids)[:num_new_tokens]
+    entries = [*output.prompt_logprobs[1:], *output.outputs[0].logprobs[:num_new_tokens]]
+    ids = [*output.prompt_token_ids, *added]
+    logprobs = [entry[token_id].logprob for entry, token_id in zip(entries, ids[1:], strict=True)]
+    return Scores(tuple(ids), tuple(logprobs))
 
 
 async def time_engine(omni: "AsyncOmni", work: Workload) -> dict[str, list[float]]:
     """Tokens a second of each trial; one trial of each kind before is not timed."""
+    if work.depths:
+        return await _time_depths(omni, work)
     samples: dict[str, list[float]] = {}
     for length in PROMPT_LENGTHS:
         rates = []
         for trial in range(work.trials + 1):
             prompt = {"prompt_token_ids": work.prompt(0, f"prefill/{length}/{trial}", length)}
-            rates.append(length / (await stream(omni, prompt, 1))[0].ttft_s)
+            rates.append(length / (await stream(omni, prompt, 1)).ttft_s)
         samples[prefill_name(length)] = rates[1:]
     rates = []
     for trial in range(work.trials + 1):
         prompt = {"prompt_token_ids": work.prompt(0, f"decode/{trial}", 1)}
-        rates.append((await stream(omni, prompt, NEW_TOKENS + 1))[0].decode_tokens_per_s)
+        rates.append((await stream(omni, prompt, NEW_TOKENS + 1)).decode_tokens_per_s)
     samples[DECODE_NAME] = rates[1:]
+    return samples
+
+
+async def _time_depths(omni: "AsyncOmni", work: Workload) -> dict[str, list[float]]:
+    """One request of each trial gives both figures of a depth; one short prompt before is not timed."""
+    samples: dict[str, list[float]] = {}
+    await stream(omni, {"prompt_token_ids": work.prompt(0, "depth/warm-up", WARM_UP_TOKENS)}, 1)
+    for depth in work.depths:
+        for trial in range(work.trials):
+            prompt = {"prompt_token_ids": work.prompt(0, f"depth/{depth}/{trial}", depth)}
+            arrivals = await stream(omni, prompt, NEW_TOKENS + 1)
+            samples.setdefault(prefill_name(depth), []).append(depth / arrivals.ttft_s)
+            samples.setdefault(decode_name(depth), []).append(arrivals.decode_tokens_per_s)
     return samples
 
 
@@ -78,7 +118,11 @@ def start(args: argparse.Namespace) -> "AsyncOmni":
         _hide_native_core()
     from vllm_omni.entrypoints.async_omni import AsyncOmni
 
-    return AsyncOmni(str(args.model), deploy_profile="edge", num_threads=args.threads, max_model_len=MAX_TOKENS)
+    length = max_tokens(child_workload(args))
+    options: dict[str, Any] = {"kv_cache_dtype": "int8"} if args.kv == "int8" else {}
+    if args.depths:
+        options["kv_cache_memory_bytes"] = cache_bytes(args.model, length, args.kv)
+    return AsyncOmni(str(args.model), deploy_profile="edge", num_threads=args.threads, max_model_len=length, **options)
 
 
 def _hide_native_core() -> None:
@@ -89,9 +133,12 @@ def _hide_native_core() -> None:
 
 
 async def _measure(omni: "AsyncOmni", args: argparse.Namespace) -> None:
-    if args.greedy:
-        _, ids = await stream(omni, {"prompt": GREEDY_PROMPT}, args.greedy)
-        emit("result", token_ids=ids)
+    if args.score:
+        found = await score(omni, {"prompt": SCORED_TEXT}, SCORED_NEW_TOKENS)
+        emit("result", token_ids=found.token_ids, logprobs=found.logprobs)
+    elif args.score_ids:
+        found = await score(omni, {"prompt_token_ids": args.score_ids}, 0)
+        emit("result", token_ids=found.token_ids, logprobs=found.logprobs)
     else:
         emit("result", samples=await time_engine(omni, child_workload(args)))
 
@@ -100,7 +147,11 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = child_parser(MODULE)
     parser.add_argument("--torch-path", action="store_true", help="leave the native core out")
-    parser.add_argument("--greedy", type=int, default=0, metavar="N", help="time nothing: report N greedy token ids")
+    scored = parser.add_mutually_exclusive_group()
+    scored.add_argument(
+        "--score", action="store_true", help="time nothing: log-probabilities of a text and of greedy tokens after it"
+    )
+    scored.add_argument("--score-ids", type=parse_ids, metavar="IDS", help="the same of these tokens, separated by ','")
     return parser
 
 

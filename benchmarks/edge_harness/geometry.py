@@ -11,7 +11,7 @@ from vllm_omni.quantization.tensor_table import TIED_NAME, Shape, expected_tenso
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 # Longest sequence of a made model: what is timed needs no more, and the rotary tables stay small.
-MAX_POSITIONS = 4096
+MAX_POSITIONS = 20480
 _GGUF_GLOBAL = {hf: gguf for gguf, hf in GLOBAL_NAMES.items()}
 _GGUF_LAYER = {hf: gguf for gguf, hf in LAYER_NAMES.items()}
 

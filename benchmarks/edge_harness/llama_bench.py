@@ -1,11 +1,13 @@
 """llama.cpp's own benchmark as an arm: its command, and what its JSON says."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.edge_harness.decode_work import NEW_TOKENS, PROMPT_LENGTHS, prefill_name
+from benchmarks.edge_harness.decode_work import NEW_TOKENS, decode_name, prefill_name, prompt_lengths
+from benchmarks.edge_harness.measurement import Workload
 from vllm_omni.errors import EngineError
 
 
@@ -26,10 +28,14 @@ class LlamaBenchReport:
     build: dict[str, object]
 
 
-def timing_command(program: Path, gguf: Path, threads: int, trials: int) -> list[str]:
-    """Times prompts and decoding; the program warms up before each test by itself."""
-    lengths = ",".join(str(length) for length in PROMPT_LENGTHS)
-    return _command(program, gguf, threads, ["-p", lengths, "-n", str(NEW_TOKENS), "-r", str(trials)])
+def timing_commands(program: Path, gguf: Path, threads: int, work: Workload) -> list[list[str]]:
+    """Time prompts and decoding; the program warms up before each test by itself."""
+    lengths = ",".join(str(length) for length in prompt_lengths(work))
+    new, trials = ["-n", str(NEW_TOKENS)], ["-r", str(work.trials)]
+    if not work.depths:
+        return [_command(program, gguf, threads, ["-p", lengths, *new, *trials])]
+    tests = (["-p", lengths, "-n", "0", *trials], ["-p", "0", *new, "-d", lengths, *trials])
+    return [_command(program, gguf, threads, test) for test in tests]
 
 
 def load_command(program: Path, gguf: Path, threads: int) -> list[str]:
@@ -49,7 +55,7 @@ def parse_report(text: str) -> LlamaBenchReport:
     """
     try:
         entries = json.loads(text)
-        samples = {_metric(entry["n_prompt"], entry["n_gen"]): list(entry["samples_ts"]) for entry in entries}
+        samples = {_metric(entry): list(entry["samples_ts"]) for entry in entries}
         first = entries[0]
         return LlamaBenchReport(
             samples=samples,
@@ -61,5 +67,8 @@ def parse_report(text: str) -> LlamaBenchReport:
         raise EngineError(f"llama-bench reported {text[:500]!r}, expected a list of tests as JSON") from error
 
 
-def _metric(num_prompt: int, num_new: int) -> str:
-    return prefill_name(num_prompt) if num_prompt else f"tg{num_new}_tok_s"
+def _metric(entry: Mapping[str, Any]) -> str:
+    if entry["n_prompt"]:
+        return prefill_name(entry["n_prompt"])
+    depth = entry.get("n_depth", 0)
+    return decode_name(depth) if entry["n_gen"] == NEW_TOKENS else f"tg{entry['n_gen']}_tok_s"

@@ -21,9 +21,10 @@ DECODE_PROMPT_TOKENS = 32
 DECODE_NEW_TOKENS = 128
 PREFILL_PROMPT_TOKENS = 512
 CHAT_NEW_TOKENS = 32
-FIRST_QUESTION = "What is the capital of France?"
-EXPECTED_ANSWER = "Paris"
-SECOND_QUESTION = "What is the capital of Italy?"
+# tests/margins.py measures that SmolLM2-135M-Instruct leads clearly at every token of the answer.
+FIRST_QUESTION = "What is the capital of South Korea?"
+EXPECTED_ANSWER = "Seoul"
+SECOND_QUESTION = "What is the capital of South Africa?"
 IDLE_SETTLE_S = 1.0
 IDLE_WINDOW_S = 5.0
 MIB = 1 << 20
@@ -38,12 +39,14 @@ class Workload:
         trials: Timed requests of each kind; one more of each kind is sent before, untimed.
         concurrency: Requests sent together in the concurrent trial.
         vocab_size: Of the model; prompts take ids from its middle, away from special tokens.
+        depths: Lengths of context at which `bench_decode` times; empty: its usual short prompts, and decode from none.
     """
 
     seed: int
     trials: int
     concurrency: int
     vocab_size: int
+    depths: tuple[int, ...] = ()
 
     def prompt(self, round_number: int, label: str, num_tokens: int) -> list[int]:
         """Token ids that depend on the arguments and the seed alone."""

@@ -1,7 +1,7 @@
 """The native core alone, timed as `llama-bench` times llama.cpp. Run by `bench_decode` in a process of its own.
 
 pp<n> is one step of n rows and the logits of the last; tg<n> is n steps of one row from an empty cache, each with its
-logits, of which the largest is the next token.
+logits, of which the largest is the next token. tg<n>_d<m> are the steps that follow a prompt of m tokens.
 """
 
 import sys
@@ -13,11 +13,13 @@ import numpy as np
 from benchmarks.edge_harness.child_events import emit
 from benchmarks.edge_harness.decode_work import (
     DECODE_NAME,
-    MAX_TOKENS,
     NEW_TOKENS,
     PROMPT_LENGTHS,
+    WARM_UP_TOKENS,
     child_parser,
     child_workload,
+    decode_name,
+    max_tokens,
     prefill_name,
 )
 from benchmarks.edge_harness.measurement import Workload
@@ -27,13 +29,26 @@ MODULE = "benchmarks.edge_harness.native_arm"
 
 
 def time_native(model: NativeModel, work: Workload) -> dict[str, list[float]]:
-    """Tokens a second of each trial; one trial of each kind before is not timed."""
+    """Tokens a second of each trial; one trial of each kind before is not timed, of depths one short prompt."""
+    if work.depths:
+        return _time_depths(model, work)
     samples: dict[str, list[float]] = {}
     for length in PROMPT_LENGTHS:
         prompts = [work.prompt(0, f"prefill/{length}/{trial}", length) for trial in range(work.trials + 1)]
         samples[prefill_name(length)] = [_prefill_rate(model, prompt) for prompt in prompts][1:]
     firsts = [work.prompt(0, f"decode/{trial}", 1)[0] for trial in range(work.trials + 1)]
     samples[DECODE_NAME] = [_decode_rate(model, first) for first in firsts][1:]
+    return samples
+
+
+def _time_depths(model: NativeModel, work: Workload) -> dict[str, list[float]]:
+    samples: dict[str, list[float]] = {}
+    _prefill_rate(model, work.prompt(0, "depth/warm-up", WARM_UP_TOKENS))
+    for depth in work.depths:
+        for trial in range(work.trials):
+            prompt = work.prompt(0, f"depth/{depth}/{trial}", depth)
+            samples.setdefault(prefill_name(depth), []).append(_prefill_rate(model, prompt))
+            samples.setdefault(decode_name(depth), []).append(_decode_rate(model, prompt[-1], depth))
     return samples
 
 
@@ -44,9 +59,9 @@ def _prefill_rate(model: NativeModel, prompt: Sequence[int]) -> float:
     return len(prompt) * 1e9 / (time.perf_counter_ns() - begin_ns)
 
 
-def _decode_rate(model: NativeModel, token_id: int) -> float:
+def _decode_rate(model: NativeModel, token_id: int, begin: int = 0) -> float:
     begin_ns = time.perf_counter_ns()
-    for position in range(NEW_TOKENS):
+    for position in range(begin, begin + NEW_TOKENS):
         token_id = int(model.logits(model.decode(token_id, position)).argmax())
     return NEW_TOKENS * 1e9 / (time.perf_counter_ns() - begin_ns)
 
@@ -54,10 +69,11 @@ def _decode_rate(model: NativeModel, token_id: int) -> float:
 def main(argv: Sequence[str] | None = None) -> int:
     """Loads, says so, measures, and reports."""
     args = child_parser(MODULE).parse_args(argv)
-    with NativeModel(args.model, args.threads, MAX_TOKENS) as model:
+    work = child_workload(args)
+    with NativeModel(args.model, args.threads, max_tokens(work), kv_kind=args.kv) as model:
         model.logits(model.decode(0, 0))
         emit("ready", path=f"native {model.team.isa}, {model.team.num_threads} threads")
-        emit("result", samples=time_native(model, child_workload(args)))
+        emit("result", samples=time_native(model, work))
     return 0
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.edge_harness.native_model import KV_KIND, NativeModel, head_of
+from benchmarks.edge_harness.native_model import NativeModel, head_of
 from vllm_omni.errors import EngineError
 from vllm_omni.model_executor.models.decoder.weights import MappedMatrix, decoder_weights, placed_weights
 from vllm_omni.native.reference import GroupedWeights, PagedCache, linear_ref
@@ -78,7 +78,7 @@ def _reference_stack(model: NativeModel, ids: np.ndarray) -> FloatArray:
     weights = decoder_weights(model.mapped, model.shape, unpacked)
     rope = model.weights.layers[0].rope
     weights = placed_weights(weights, rope, [0] * model.shape.num_layers)
-    caches = [PagedCache(model.new_pages(), KV_KIND, model.shape.head_dim) for _ in weights.layers]
+    caches = [PagedCache(model.new_pages(), model.kv_kind, model.shape.head_dim) for _ in weights.layers]
     steps = (model.rows(ids[:-1], 0), model.rows(ids[-1:], len(ids) - 1))
     return np.concatenate([decoder_ref(model.spec, weights, caches, rows) for rows in steps])
 

@@ -20,12 +20,19 @@ from vllm_omni.model_executor.models.decoder.weights import (
 )
 from vllm_omni.native.decoder import Batch, Decoder
 from vllm_omni.native.ops import Matrix, Team, linear, rope_table
-from vllm_omni.native.spec import DecoderSpec, DecoderWeights, FloatArray, KvCacheView, StepRows, kv_cell_bytes
+from vllm_omni.native.spec import (
+    KV_KINDS,
+    DecoderSpec,
+    DecoderWeights,
+    FloatArray,
+    KvCacheView,
+    StepRows,
+    kv_cell_bytes,
+)
 from vllm_omni.quantization.artifact import Artifact, read_artifact
 
 # Tokens of a cache page, as vLLM's CPU build has them.
 BLOCK_SIZE = 128
-KV_KIND = "bfloat16"
 
 
 class NativeModel:
@@ -36,13 +43,22 @@ class NativeModel:
         num_threads: Threads that compute, the calling one included.
         max_tokens: Longest sequence.
         num_layers: Use only so many layers; None: all.
+        kv_kind: Of the cache: `bfloat16` or `int8`.
 
     Raises:
         WeightError: The directory is no intact artifact.
         HardwareError: There is no native core for this machine.
     """
 
-    def __init__(self, directory: Path, num_threads: int, max_tokens: int, num_layers: int | None = None):
+    def __init__(
+        self,
+        directory: Path,
+        num_threads: int,
+        max_tokens: int,
+        num_layers: int | None = None,
+        kv_kind: str = KV_KINDS[0],
+    ):
+        self.kv_kind = kv_kind
         self.artifact = read_artifact(directory)
         self.mapped = MappedWeights(self.artifact)
         self.shape = _first_layers(shape_of(self.artifact.config), num_layers)
@@ -56,7 +72,7 @@ class NativeModel:
         self.head = packed_matrix(self.mapped.matrix(*head_of(self.shape)))
         self._decoder = Decoder(self.team, self.spec, self.weights)
         self._pages = [self.new_pages() for _ in self.weights.layers]
-        self._decoder.bind_cache([KvCacheView.of_array(pages, KV_KIND) for pages in self._pages])
+        self._decoder.bind_cache([KvCacheView.of_array(pages, kv_kind) for pages in self._pages])
         self._row = _OneRow(self.num_blocks, self.shape.hidden_size)
 
     def __enter__(self) -> "NativeModel":
@@ -73,7 +89,7 @@ class NativeModel:
 
     def new_pages(self) -> np.ndarray:
         """[blocks, kv_heads, tokens of a block, bytes of a cell]: an empty cache of one layer."""
-        cell_bytes = kv_cell_bytes(self.shape.head_dim, KV_KIND)
+        cell_bytes = kv_cell_bytes(self.shape.head_dim, self.kv_kind)
         return np.zeros((self.num_blocks, self.shape.num_kv_heads, BLOCK_SIZE, cell_bytes), np.uint8)
 
     def prefill(self, token_ids: np.ndarray) -> FloatArray:
@@ -154,6 +170,17 @@ def packed_matrix(mapped: MappedMatrix) -> Matrix:
 def head_of(shape: DecoderShape) -> tuple[str, int, int]:
     """Tensor name, rows and columns of the output layer's matrix."""
     return shape.head_name, shape.vocab_size, shape.hidden_size
+
+
+def kv_bytes_per_token(artifact: Artifact, kind: str) -> int:
+    """Bytes of keys and values that a token adds in all layers."""
+    shape = shape_of(artifact.config)
+    return shape.num_layers * shape.num_kv_heads * kv_cell_bytes(shape.head_dim, kind)
+
+
+def cache_bytes(directory: Path, num_tokens: int, kind: str) -> int:
+    """Bytes of a cache for one sequence of `num_tokens`, with room for what an engine keeps to itself."""
+    return (num_tokens + 4 * BLOCK_SIZE) * kv_bytes_per_token(read_artifact(directory), kind)
 
 
 def bytes_per_token(artifact: Artifact) -> int:

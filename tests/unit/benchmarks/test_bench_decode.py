@@ -7,6 +7,7 @@ import pytest
 from benchmarks.edge_harness.bench_decode import build_parser, main, make_arms, pin_cores, require_program
 from benchmarks.edge_harness.decode_arms import LlamaArm, OmniArm
 from benchmarks.edge_harness.decode_models import DecodeModels
+from benchmarks.edge_harness.measurement import Workload
 from vllm_omni.errors import ConfigError
 
 MODELS = DecodeModels(
@@ -29,6 +30,8 @@ def parse(*words: str) -> argparse.Namespace:
         (("--types", "Q4_0,Q4_k"), "did you mean 'Q4_"),
         (("--arms", "native,native"), "names one arm twice"),
         (("--rounds", "0"), "whole number of 1 or more"),
+        (("--depths", "4096,512"), "in rising order"),
+        (("--depths", "512,long"), "whole numbers separated by commas"),
         (("--gguf", "model.gguf"), "not allowed with"),
     ],
 )
@@ -47,6 +50,12 @@ def test_ours_come_first_and_the_peer_is_named_by_its_type() -> None:
     assert isinstance(native, OmniArm)
     assert native.weight_bytes == 10
     assert llama == LlamaArm("llama Q4_0", Path("/llama/llama-bench"), Path("/models/q.gguf"), 2)
+
+
+def test_an_arm_with_an_int8_cache_says_so_to_its_process() -> None:
+    (arm,) = make_arms(parse("--arms", "native-int8", "--depths", "512,4096"), MODELS)
+    words = arm.commands(Workload(0, 3, 1, 300, (512, 4096)))[0]
+    assert words[-4:] == ["--depths", "512,4096", "--kv", "int8"]
 
 
 def test_without_a_program_this_package_runs_alone() -> None:

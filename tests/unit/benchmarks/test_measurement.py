@@ -1,6 +1,11 @@
-from benchmarks.edge_harness.measurement import Measurement, Workload
+from benchmarks.edge_harness.measurement import EXPECTED_ANSWER, FIRST_QUESTION, Measurement, Workload
+from tests.margins import QUESTION
 
 WORKLOAD = Workload(seed=0, trials=2, concurrency=4, vocab_size=1000)
+
+
+def test_the_answer_that_is_checked_does_not_hang_on_rounding() -> None:
+    assert (QUESTION.text, QUESTION.answer) == (FIRST_QUESTION, EXPECTED_ANSWER)
 
 
 def test_a_prompt_is_the_same_in_both_arms() -> None:
