@@ -6,6 +6,7 @@ a prompt of one token, over the time they took. tg<n>_d<m> are the tokens that f
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -129,6 +130,8 @@ def _hide_native_core() -> None:
     """Has this process find no native core, as after an install without a compiler."""
     from vllm_omni.native import library
 
+    # An arm that is forced by name must exist.
+    os.environ.pop("VLLM_OMNI_NATIVE_ISA", None)
     library.DEFAULT_PATH = Path(library.DEFAULT_PATH).with_name("hidden_by_benchmark.so")
 
 

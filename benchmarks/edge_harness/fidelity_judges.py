@@ -18,7 +18,7 @@ from benchmarks.edge_harness.llama_tools import (
     tool,
 )
 from benchmarks.edge_harness.native_model import NativeModel
-from vllm_omni.native.spec import FloatArray
+from vllm_omni.native.spec import KV_KINDS, FloatArray
 from vllm_omni.quantization.source_tensors import HfSource
 
 # The float file, judged to show that both engines compute the same model.
@@ -59,8 +59,8 @@ def base_logits(directory: Path, threads: int) -> Callable[[np.ndarray], FloatAr
     return logits_of
 
 
-def judge_artifact(directory: Path, base: Path, threads: int) -> Judged:
-    """An artifact on the native core, each chunk as one prompt.
+def judge_artifact(directory: Path, base: Path, threads: int, kv_kind: str = KV_KINDS[0]) -> Judged:
+    """An artifact on the native core with a cache of `kv_kind`, each chunk as one prompt.
 
     Raises:
         WeightError: The directory is no intact artifact, or the base file is damaged.
@@ -69,12 +69,13 @@ def judge_artifact(directory: Path, base: Path, threads: int) -> Judged:
     scores = []
     chunk_tokens = len(next(read_base(base))[0])
     positions = scored_positions(chunk_tokens)
-    with NativeModel(directory, threads, chunk_tokens) as model:
+    with NativeModel(directory, threads, chunk_tokens, kv_kind=kv_kind) as model:
         for chunk, stored in read_base(base):
             hidden = model.prefill(chunk)[positions.start : positions.stop]
             scores.append(score(model.logits(hidden), stored, chunk[positions.start + 1 :]))
         how = f"{directory} on native {model.team.isa}"
-    return Judged(directory.name, model.artifact.bits_per_weight, summarize_scores(scores), how)
+    name = directory.name if kv_kind == KV_KINDS[0] else f"{directory.name}, {kv_kind} cache"
+    return Judged(name, model.artifact.bits_per_weight, summarize_scores(scores), how)
 
 
 class LlamaJudge:

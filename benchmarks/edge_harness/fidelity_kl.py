@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.edge_harness.command_line import positive_int, run_program
+from benchmarks.edge_harness.command_line import parse_names, positive_int, run_program
 from benchmarks.edge_harness.comparison import say
 from benchmarks.edge_harness.corpus import Corpus, make_corpus
 from benchmarks.edge_harness.fidelity_judges import FLOAT_TYPE, Judged, LlamaJudge, base_logits, judge_artifact
@@ -25,6 +25,7 @@ from benchmarks.edge_harness.kl_statistics import scored_positions
 from benchmarks.edge_harness.provenance import collect_provenance
 from benchmarks.edge_harness.report import format_facts, format_table
 from vllm_omni.errors import ConfigError
+from vllm_omni.native.spec import KV_KINDS
 from vllm_omni.quantization.source_tensors import HfSource
 
 MODULE = "benchmarks.edge_harness.fidelity_kl"
@@ -41,6 +42,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--model", type=Path, required=True, metavar="DIR", help="checkpoint directory of the float model")
     add("--work-dir", type=Path, required=True, metavar="DIR", help="base predictions and GGUF files are kept here")
     add("--artifact", type=Path, action="append", default=[], metavar="DIR", help="of `vllm-omni quantize`; repeatable")
+    add("--kv", type=parse_kinds, default=KV_KINDS[0], metavar="KIND,KIND", help="caches (default %(default)s)")
     add("--llama-bin", type=Path, metavar="DIR", help="of llama.cpp; without it only artifacts are judged")
     add("--types", default=DEFAULT_TYPES, help="of llama-quantize, by commas (default %(default)s)")
     add("--text", type=Path, metavar="FILE", help="UTF-8 (default: Python's language reference)")
@@ -49,6 +51,11 @@ def build_parser() -> argparse.ArgumentParser:
     add("--threads", type=positive_int, default=2, help="of everything (default %(default)s)")
     add("--out", type=Path, metavar="JSON", help="file for the results, rewritten after every model")
     return parser
+
+
+def parse_kinds(text: str) -> list[str]:
+    """Kinds of caches, each once."""
+    return parse_names(text, KV_KINDS, "kind of cache")
 
 
 def base_file(source: HfSource, corpus: Corpus, args: argparse.Namespace) -> Path:
@@ -84,7 +91,8 @@ class FidelityRun:
         base = base_file(source, corpus, self.args)
         self._save(is_complete=False)
         for directory in self.args.artifact:
-            self._add(judge_artifact(directory, base, self.args.threads))
+            for kind in self.args.kv:
+                self._add(judge_artifact(directory, base, self.args.threads, kind))
         if self.args.llama_bin is not None:
             judge = LlamaJudge(self.args.llama_bin, source, base, self.args.work_dir, self.args.threads)
             num_tokens = len(corpus.chunks) * len(scored_positions(self.args.ctx))

@@ -52,7 +52,7 @@ def test_base_predictions_are_made_once_for_a_model_and_its_tokens(
 
 
 def test_what_was_found_before_a_failure_is_kept(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def judge(directory: Path, base: Path, threads: int) -> Judged:
+    def judge(directory: Path, base: Path, threads: int, kv_kind: str) -> Judged:
         if directory.name == "broken":
             raise WeightError("damaged")
         return JUDGED
