@@ -1,4 +1,5 @@
 // The C ABI: checks what is passed, turns exceptions into codes, and calls the rest.
+#include <algorithm>
 #include <cstring>
 #include <new>
 #include <string>
@@ -6,6 +7,7 @@
 
 #include "include/checks.h"
 #include "include/rope.h"
+#include "include/sampling.h"
 
 #define OMNI_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -309,6 +311,53 @@ OMNI_EXPORT int32_t omni_attention(omni_team* handle, const omni_kv_cache* cache
             team.barrier();
             const Range rows = omni::share(batch->num_rows, thread, team.size());
             for (int64_t row = rows.begin; row < rows.end; ++row) plan.join_row(team.kernels(), shape, row, out + row * shape.width());
+        });
+    });
+}
+
+OMNI_EXPORT int32_t omni_log_softmax(omni_team* team, const float* logits, int64_t num_rows, int64_t columns, float* out) {
+    return guarded([&] {
+        omni::check_pointers({{"team", team}, {"logits", logits}, {"out", out}});
+        omni::check_positive("columns", columns);
+        split(team, num_rows, [&](const Kernels& kernels, int64_t begin, int64_t end) {
+            for (int64_t i = begin; i < end; ++i) omni::log_softmax_row(kernels, logits + i * columns, columns, out + i * columns);
+        });
+    });
+}
+
+OMNI_EXPORT int32_t omni_top(omni_team* team, const float* values, int64_t num_rows, int64_t columns, int64_t count, int64_t* ids) {
+    return guarded([&] {
+        omni::check_pointers({{"team", team}, {"values", values}, {"ids", ids}});
+        omni::check_positive("columns", columns);
+        omni::check_range("count", count, columns + 1);
+        // One row of ids for each thread; nothing may throw within a job.
+        std::vector<int64_t> rows(size_t(columns) * size_t(team->team.size()));
+        team->team.run([&](int thread) {
+            int64_t* row = rows.data() + thread * columns;
+            const Range part = omni::share(num_rows, thread, team->team.size());
+            for (int64_t i = part.begin; i < part.end; ++i) {
+                omni::top_row(values + i * columns, columns, count, row);
+                std::memcpy(ids + i * count, row, sizeof(int64_t) * size_t(count));
+            }
+        });
+    });
+}
+
+OMNI_EXPORT int32_t omni_sample(omni_team* team, const float* logits, int64_t num_rows, int64_t columns, const omni_sampling* settings,
+                                int64_t* ids) {
+    return guarded([&] {
+        omni::check_pointers({{"team", team}, {"logits", logits}, {"settings", settings}, {"ids", ids}});
+        omni::check_positive("columns", columns);
+        for (int64_t i = 0; i < num_rows; ++i) omni::check_sampling(settings[i]);
+        // Greedy rows need no memory. With it nothing is allocated within the job.
+        const bool draws = std::any_of(settings, settings + num_rows, [](const omni_sampling& each) { return each.temperature > 0; });
+        std::vector<omni::SamplingScratch> scratch(size_t(team->team.size()), omni::SamplingScratch(0));
+        if (draws)
+            for (omni::SamplingScratch& each : scratch) each = omni::SamplingScratch(columns);
+        team->team.run([&](int thread) {
+            const Range part = omni::share(num_rows, thread, team->team.size());
+            for (int64_t i = part.begin; i < part.end; ++i)
+                ids[i] = omni::sample_row(team->team.kernels(), logits + i * columns, columns, settings[i], scratch[size_t(thread)]);
         });
     });
 }

@@ -112,6 +112,13 @@ void check_slots(const omni_kv_cache& cache, const int64_t* slots, int64_t count
         if (slots[i] >= limit) refuse("slot", text(slots[i]), "below num_blocks * block_size " + text(limit));
 }
 
+void check_sampling(const omni_sampling& settings) {
+    // Written so that what is not a number is refused too.
+    if (!(settings.temperature >= 0)) refuse("temperature", std::to_string(settings.temperature), "0 or more");
+    if (!(settings.top_p > 0 && settings.top_p <= 1)) refuse("top_p", std::to_string(settings.top_p), "above 0, at most 1");
+    if (!(settings.min_p >= 0 && settings.min_p <= 1)) refuse("min_p", std::to_string(settings.min_p), "0 to 1");
+}
+
 void check_decoder(const omni_decoder_spec& spec, const omni_layer* layers) {
     check_positive("num_layers", spec.num_layers);
     check_positive("hidden_size", spec.hidden_size);

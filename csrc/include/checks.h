@@ -32,6 +32,7 @@ void check_group_size(int32_t group_size);
 void check_heads(int32_t num_heads, int32_t num_kv_heads, int32_t head_dim);
 void check_cache(const omni_kv_cache& cache, int32_t num_kv_heads, int32_t head_dim);
 void check_slots(const omni_kv_cache& cache, const int64_t* slots, int64_t count);
+void check_sampling(const omni_sampling& settings);
 void check_decoder(const omni_decoder_spec& spec, const omni_layer* layers);
 // Sequences, their lengths and the blocks that hold them.
 void check_sequences(const omni_batch& batch, const omni_kv_cache& cache, int32_t kv_group, int32_t window);

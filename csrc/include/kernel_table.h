@@ -93,6 +93,10 @@ struct Kernels {
     // Folds `parts` results of one head, from the first to the last, and normalises. Parts are part_stride floats apart.
     void (*join_attention)(const float* sums, int64_t part_stride, const float* states, int64_t state_stride, int64_t parts,
                            int32_t head_dim, float* out);
+    // Index of the largest, the first of equal ones; what is not a number counts as less than all others.
+    int64_t (*largest_index)(const float* x, int64_t count);
+    // out = e^(x - shift), 0 below e^-87 and for what is not a number; returns their sum.
+    float (*exponentials)(const float* x, int64_t count, float shift, float* out);
 };
 
 // Floats of scratch that attention needs for `queries` = rows x heads of a group.

@@ -90,6 +90,17 @@ typedef struct {
     float* hidden;                        // out [num_rows, hidden], after the final norm
 } omni_batch;
 
+// How one row of logits becomes a token: divided by the temperature, then of the tokens at least min_p as likely as the likeliest the
+// top_k likeliest, then the fewest of these that are at least top_p of their sum. Equal logits: the lower id first.
+typedef struct {
+    float temperature;                    // below 1e-5: the largest logit
+    float top_p;                          // 1: all
+    float min_p;                          // 0: all
+    int32_t top_k;                        // 0 or less: all
+    uint64_t seed;                        // with `step` it determines the draw
+    uint64_t step;                        // tokens that the request has already
+} omni_sampling;
+
 typedef struct omni_team omni_team;
 typedef struct omni_decoder omni_decoder;
 
@@ -133,6 +144,13 @@ int32_t omni_store_kv(omni_team* team, const omni_kv_cache* cache, const float* 
 // q, out [num_rows, heads, head_dim]; the batch's slots, token ids and hidden are not looked at. Group `kv_group` of its tables.
 int32_t omni_attention(omni_team* team, const omni_kv_cache* cache, const omni_batch* batch, int32_t kv_group, const float* q,
                        int32_t num_heads, int32_t num_kv_heads, int32_t head_dim, int32_t window, float scale, float* out);
+
+// Rows of logits [num_rows, columns]. out [num_rows, columns]: log-probabilities.
+int32_t omni_log_softmax(omni_team* team, const float* logits, int64_t num_rows, int64_t columns, float* out);
+// ids [num_rows, count]: the largest, the lower id first among equal ones.
+int32_t omni_top(omni_team* team, const float* values, int64_t num_rows, int64_t columns, int64_t count, int64_t* ids);
+// ids [num_rows]: a token for each row, by its own settings.
+int32_t omni_sample(omni_team* team, const float* logits, int64_t num_rows, int64_t columns, const omni_sampling* settings, int64_t* ids);
 
 // A decoder keeps copies of the structures, not of what they point to.
 omni_decoder* omni_decoder_create(omni_team* team, const omni_decoder_spec* spec, const omni_layer* layers);

@@ -477,11 +477,6 @@ void join_attention(const float* sums, int64_t part_stride, const float* states,
     for (int32_t d = 0; d < head_dim; ++d) out[d] = out[d] * normaliser + 0.0f;
 }
 
-constexpr Kernels table(const char* name) {
-    return {name,      gemm,     quantize_row,     dequantize_row, to_bfloat16, rms_norm_row,
-            rope_head, gated_activation, sigmoid, store_cell,     attention,   join_attention};
-}
-
 }  // namespace
 }  // namespace OMNI_ARM
 }  // namespace omni

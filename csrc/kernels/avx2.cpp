@@ -7,7 +7,7 @@
 #define OMNI_LARGER(x, y) ((Floats)_mm256_max_ps((__m256)(x), (__m256)(y)))
 #define OMNI_WIDENED_BYTES(bytes) ((Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))))
 #define OMNI_WIDENED_HALVES(halves) _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(halves)))
-#include "attention.inl"
+#include "sampling.inl"
 
 namespace omni {
 namespace avx2 {

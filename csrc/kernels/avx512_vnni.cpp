@@ -51,7 +51,7 @@ static inline simde__m512i emulated_cvtepu16_epi32(simde__m256i x) {
 #define OMNI_LARGER(x, y) ((Floats)_mm512_max_ps((__m512)(x), (__m512)(y)))
 #define OMNI_WIDENED_BYTES(bytes) ((Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes))))
 #define OMNI_WIDENED_HALVES(halves) _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves)))
-#include "attention.inl"
+#include "sampling.inl"
 
 namespace omni {
 namespace avx512_vnni {

@@ -7,7 +7,7 @@
 #define OMNI_LARGER(x, y) ((x) > (y) ? (x) : (y))
 #define OMNI_WIDENED_BYTES(bytes) (Ints{bytes[0], bytes[1], bytes[2], bytes[3]})
 #define OMNI_WIDENED_HALVES(halves) (Words{halves[0], halves[1], halves[2], halves[3]})
-#include "attention.inl"
+#include "sampling.inl"
 
 namespace omni {
 namespace generic {

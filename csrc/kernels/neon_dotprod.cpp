@@ -13,7 +13,7 @@ static inline int32x4_t widened_bytes(const int8_t* bytes) {
 #define OMNI_LARGER(x, y) ((x) > (y) ? (x) : (y))
 #define OMNI_WIDENED_BYTES(bytes) ((Ints)widened_bytes(bytes))
 #define OMNI_WIDENED_HALVES(halves) ((Words)vmovl_u16(vld1_u16(halves)))
-#include "attention.inl"
+#include "sampling.inl"
 
 namespace omni {
 namespace neon_dotprod {

@@ -12,7 +12,7 @@ import pytest
 
 from tests.native.builds import VARIANTS, Variant
 from tests.native.cases import Cache, Weights, packed_weights
-from vllm_omni.native import ops
+from vllm_omni.native import ops, sampling
 from vllm_omni.native.decoder import MATRICES, VECTORS, Batch, Decoder, attention
 from vllm_omni.native.library import Library
 from vllm_omni.native.ops import Matrix, Team
@@ -51,6 +51,9 @@ class Arm(Protocol):
     def decoder_steps(
         self, spec: DecoderSpec, weights: Weights, caches: Sequence[Cache], steps: Sequence[StepRows]
     ) -> list[np.ndarray]: ...
+    def log_softmax(self, logits: np.ndarray) -> np.ndarray: ...
+    def top(self, values: np.ndarray, count: int) -> np.ndarray: ...
+    def sample(self, logits: np.ndarray, settings: np.ndarray) -> np.ndarray: ...
     def close(self) -> None: ...
 
 
@@ -128,6 +131,15 @@ class LibraryArm:
         results = [decoder.run(rows) for rows in steps]
         decoder.close()
         return results
+
+    def log_softmax(self, logits: np.ndarray) -> np.ndarray:
+        return sampling.log_softmax(self.team, logits)
+
+    def top(self, values: np.ndarray, count: int) -> np.ndarray:
+        return sampling.top(self.team, values, count)
+
+    def sample(self, logits: np.ndarray, settings: np.ndarray) -> np.ndarray:
+        return sampling.sample(self.team, logits, settings)
 
     def close(self) -> None:
         self.team.close()
@@ -247,6 +259,17 @@ class DriverArm:
         for layer, memory in zip(caches, answer, strict=False):
             layer.memory[:] = np.frombuffer(memory, np.uint8)
         return [np.frombuffer(out, np.float32).reshape(-1, spec.hidden_size) for out in answer[len(caches) :]]
+
+    def log_softmax(self, logits: np.ndarray) -> np.ndarray:
+        return self._floats(Request("log_softmax").ints(*logits.shape).arrays(logits), logits.shape)
+
+    def top(self, values: np.ndarray, count: int) -> np.ndarray:
+        (ids,) = self._ask(Request("top").ints(*values.shape, count).arrays(values))
+        return np.frombuffer(ids, np.int64).reshape(len(values), count)
+
+    def sample(self, logits: np.ndarray, settings: np.ndarray) -> np.ndarray:
+        (ids,) = self._ask(Request("sample").ints(*logits.shape).arrays(logits, settings))
+        return np.frombuffer(ids, np.int64)
 
     def close(self) -> None:
         """Ends the process; sanitizers report leaks by its exit code."""

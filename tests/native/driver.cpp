@@ -278,6 +278,22 @@ int32_t decoder_steps(omni_team* team, Request& r) {
     return code;
 }
 
+int32_t log_softmax(omni_team* team, Request& r) {
+    const int64_t rows = r.next_int(), columns = r.next_int();
+    return omni_log_softmax(team, r.next_array<float>(), rows, columns, r.result<float>(rows * columns));
+}
+
+int32_t top(omni_team* team, Request& r) {
+    const int64_t rows = r.next_int(), columns = r.next_int(), count = r.next_int();
+    return omni_top(team, r.next_array<float>(), rows, columns, count, r.result<int64_t>(rows * count));
+}
+
+int32_t sample(omni_team* team, Request& r) {
+    const int64_t rows = r.next_int(), columns = r.next_int();
+    const float* logits = r.next_array<float>();
+    return omni_sample(team, logits, rows, columns, r.next_array<omni_sampling>(), r.result<int64_t>(rows));
+}
+
 const std::map<std::string, std::function<int32_t(omni_team*, Request&)>> operations = {
     {"quantize_rows", quantize_rows},
     {"linear", linear},
@@ -290,6 +306,9 @@ const std::map<std::string, std::function<int32_t(omni_team*, Request&)>> operat
     {"store_kv", store_kv},
     {"attention", attention},
     {"decoder_steps", decoder_steps},
+    {"log_softmax", log_softmax},
+    {"top", top},
+    {"sample", sample},
 };
 
 void answer(int32_t code, const Request& request) {

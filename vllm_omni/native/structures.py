@@ -6,7 +6,7 @@ Pointers are plain addresses (`c_void_p`): an integer of numpy or of a tensor's 
 
 import ctypes
 from collections.abc import Mapping
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p
 from types import MappingProxyType
 from typing import Any
 
@@ -111,6 +111,19 @@ class BatchStruct(ctypes.Structure):
     ]
 
 
+class SamplingStruct(ctypes.Structure):
+    """`omni_sampling`: how one row of logits becomes a token."""
+
+    _fields_ = [
+        ("temperature", c_float),
+        ("top_p", c_float),
+        ("min_p", c_float),
+        ("top_k", c_int32),
+        ("seed", c_uint64),
+        ("step", c_uint64),
+    ]
+
+
 STRUCTURES: Mapping[str, type[ctypes.Structure]] = MappingProxyType(
     {
         "omni_matrix": MatrixStruct,
@@ -118,12 +131,14 @@ STRUCTURES: Mapping[str, type[ctypes.Structure]] = MappingProxyType(
         "omni_decoder_spec": DecoderStruct,
         "omni_kv_cache": KvCacheStruct,
         "omni_batch": BatchStruct,
+        "omni_sampling": SamplingStruct,
     }
 )
 
 _MATRIX = POINTER(MatrixStruct)
 _CACHE = POINTER(KvCacheStruct)
 _BATCH = POINTER(BatchStruct)
+_SAMPLING = POINTER(SamplingStruct)
 
 # Name to (result, parameters).
 FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = MappingProxyType(
@@ -155,6 +170,9 @@ FUNCTIONS: Mapping[str, tuple[Any, tuple[Any, ...]]] = MappingProxyType(
             c_int32,
             (c_void_p, _CACHE, _BATCH, c_int32, c_void_p, c_int32, c_int32, c_int32, c_int32, c_float, c_void_p),
         ),
+        "omni_log_softmax": (c_int32, (c_void_p, c_void_p, c_int64, c_int64, c_void_p)),
+        "omni_top": (c_int32, (c_void_p, c_void_p, c_int64, c_int64, c_int64, c_void_p)),
+        "omni_sample": (c_int32, (c_void_p, c_void_p, c_int64, c_int64, _SAMPLING, c_void_p)),
         "omni_decoder_create": (c_void_p, (c_void_p, POINTER(DecoderStruct), POINTER(LayerStruct))),
         "omni_decoder_destroy": (None, (c_void_p,)),
         "omni_decoder_bind_cache": (c_int32, (c_void_p, _CACHE)),

@@ -16,6 +16,7 @@ TEXT = re.sub(r"//.*", "", HEADER.read_text())
 SCALARS: dict[str, Any] = {
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_uint64,
     "float": ctypes.c_float,
     "omni_matrix": structures.MatrixStruct,
 }
