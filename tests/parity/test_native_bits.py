@@ -287,7 +287,7 @@ def test_the_process_may_have_turned_off_subnormal_numbers(arm: Arm) -> None:
 # The bits themselves.
 
 # Of the logits below, for each version of the numerics. A change of the bits is a new version and a new line.
-DIGESTS = {2: {"bfloat16": "78b62099bf379f40", "int8": "b1722e1d81b4923f"}}
+DIGESTS = {2: {"bfloat16": "b1722e1d81b4923f", "int8": "78b62099bf379f40"}}
 
 
 def whole_numbers(seed: int, *shape: int) -> np.ndarray:
