@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 
 from tests.margins import Margins
+from tests.native import backends
 from tests.server import RunningServer
 
 ROOT = Path(__file__).parent.parent
 MODELS = ROOT / "models"
 SERVER_FLAGS = ("--deploy-profile", "edge", "--max-num-seqs", "2", "--max-queued-requests", "8")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    backends.register(config)
 
 
 @pytest.fixture(scope="session")

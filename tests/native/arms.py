@@ -57,16 +57,35 @@ class Arm(Protocol):
     def close(self) -> None: ...
 
 
+def missing_arm(arm: tuple[str, str, int]) -> str | None:
+    """Why this machine cannot run the arm; None where it can."""
+    isa, name, _ = arm
+    missing = VARIANTS[name].missing()
+    if missing is not None:
+        return missing
+    runnable = runnable_isas()
+    if name in ("native", "sanitized", "races") and isa not in runnable:
+        return f"this machine runs {', '.join(runnable)}"
+    return None
+
+
+def runnable_arms() -> list[tuple[str, str, int]]:
+    """The arms that run here, without an emulation on x86-64 of what the processor has itself.
+
+    Of others there are no tests; `backends.py` names each instruction set that was not tested at all.
+    """
+    arms = [arm for arm in ARMS if missing_arm(arm) is None]
+    native = {isa for isa, variant, _ in arms if variant == "native"}
+    return [arm for arm in arms if arm[1] != "simde" or arm[0] not in native]
+
+
 def open_arm(arm: tuple[str, str, int]) -> Arm:
     """The arm, or a skipped test where this machine cannot run it."""
     isa, name, threads = arm
-    variant = VARIANTS[name]
-    missing = variant.missing()
+    missing = missing_arm(arm)
     if missing is not None:
         pytest.skip(f"{name_of(arm)}: {missing}")
-    runnable = runnable_isas()
-    if name in ("native", "sanitized", "races") and isa not in runnable:
-        pytest.skip(f"{name_of(arm)}: this machine runs {', '.join(runnable)}")
+    variant = VARIANTS[name]
     if variant.launcher is None:
         return LibraryArm(Team(threads, isa, spin_us=100, library=native_library()))
     return DriverArm(variant, isa, threads)

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.native.arms import ARMS, Arm, name_of, open_arm
+from tests.native.arms import Arm, name_of, open_arm, runnable_arms
 
 
-@pytest.fixture(scope="session", params=ARMS, ids=name_of)
+@pytest.fixture(scope="session", params=runnable_arms(), ids=name_of)
 def arm(request: pytest.FixtureRequest) -> Iterator[Arm]:
-    """One instruction set in one build with one number of threads; tests of what cannot run here are skipped."""
+    """One instruction set in one build with one number of threads, of those that run here."""
     opened = open_arm(request.param)
     yield opened
     opened.close()

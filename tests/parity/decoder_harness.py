@@ -14,6 +14,7 @@ from vllm_omni.model_executor.models.decoder.spec_mapping import DecoderShape, s
 from vllm_omni.model_executor.models.decoder.step import DecoderPath, DecoderStep, GroupRows
 from vllm_omni.model_executor.models.decoder.torch_path import TorchMatrix, TorchPath
 from vllm_omni.model_executor.models.decoder.weights import MappedWeights, decoder_weights
+from vllm_omni.native.library import native_library
 from vllm_omni.native.ops import Team
 from vllm_omni.native.spec import kv_cell_bytes
 from vllm_omni.quantization.artifact import Artifact, read_artifact
@@ -62,6 +63,17 @@ def dequantized_twin(checkpoint: Path, artifact: Artifact) -> PreTrainedModel:
             matrix = TorchMatrix.of(mapped.matrix(name, stored.format.rows, stored.format.columns))
             parameters[name].copy_(matrix.weight)
     return model.eval()
+
+
+def runnable_paths() -> list[str]:
+    """The torch path, and the arms of the installed native core that this machine runs."""
+    library = native_library()
+    return ["torch", *(() if library is None else library.runnable_isas)]
+
+
+def open_path(name: str, artifact: Artifact) -> tuple[DecoderPath, DecoderShape]:
+    """The artifact on one of `runnable_paths`."""
+    return make_path("torch", artifact) if name == "torch" else make_path("native", artifact, name)
 
 
 def make_path(kind: str, artifact: Artifact, isa: str | None = None) -> tuple[DecoderPath, DecoderShape]:

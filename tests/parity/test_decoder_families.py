@@ -21,11 +21,15 @@ from transformers import (
     Qwen3Config,
 )
 
-from tests.native.arms import ISAS
-from tests.parity.decoder_harness import Sequences, dequantized_twin, make_artifact, make_checkpoint, make_path
-from vllm_omni.model_executor.models.decoder.spec_mapping import DecoderShape
+from tests.parity.decoder_harness import (
+    Sequences,
+    dequantized_twin,
+    make_artifact,
+    make_checkpoint,
+    open_path,
+    runnable_paths,
+)
 from vllm_omni.model_executor.models.decoder.step import DecoderPath
-from vllm_omni.native.library import native_library, native_status
 from vllm_omni.quantization.artifact import Artifact
 
 SIZES: dict[str, Any] = {
@@ -61,7 +65,9 @@ CONFIGS: dict[str, PretrainedConfig] = {
 # makes of it in two layers. Measured: root mean square up to 0.014, largest up to 0.07.
 RMS_TOLERANCE = 0.02
 MAX_TOLERANCE = 0.1
-PATHS = ("torch", *ISAS)
+# A lead above this, as a share of the same, cannot be lost by the largest difference on both sides.
+CLEAR_LEAD = 2 * MAX_TOLERANCE
+PATHS = runnable_paths()
 
 
 @pytest.fixture(scope="module", params=list(CONFIGS))
@@ -73,16 +79,6 @@ def family(
     checkpoint = make_checkpoint(CONFIGS[request.param], directory / "checkpoint")
     artifact = make_artifact(checkpoint, directory / "artifact")
     return artifact, dequantized_twin(checkpoint, artifact)
-
-
-def open_path(name: str, artifact: Artifact) -> tuple[DecoderPath, DecoderShape]:
-    """The torch path, or an arm of the native core where this machine runs it."""
-    if name == "torch":
-        return make_path("torch", artifact)
-    library = native_library()
-    if library is None or name not in library.runnable_isas:
-        pytest.skip(f"this machine does not run {name}: {native_status()}")
-    return make_path("native", artifact, name)
 
 
 @pytest.fixture(params=PATHS)
@@ -113,11 +109,14 @@ def reference_logits(model: PreTrainedModel, token_ids: list[int]) -> torch.Tens
 
 
 def assert_close(logits: torch.Tensor, reference: torch.Tensor) -> None:
-    """Within the tolerances, and the same first choice in every row."""
+    """Within the tolerances, and the same first choice in every row in which it leads clearly, which are most."""
     difference, scale = (logits - reference).abs(), reference.std()
     assert difference.max() < MAX_TOLERANCE * scale
     assert difference.square().mean().sqrt() < RMS_TOLERANCE * scale
-    assert torch.equal(logits.argmax(dim=1), reference.argmax(dim=1))
+    first, second = reference.topk(2, dim=1).values.T
+    is_clear = first - second > CLEAR_LEAD * scale
+    assert is_clear.float().mean() > 0.8
+    assert torch.equal(logits.argmax(dim=1)[is_clear], reference.argmax(dim=1)[is_clear])
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "int8"])

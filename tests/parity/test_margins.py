@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from tests.margins import MIN_MARGIN, PROMPTS, QUESTION, ClearPrompt, Margins, NearTieError
-from tests.native.arms import ISAS
-from tests.parity.decoder_harness import Sequences, make_path
-from vllm_omni.native.library import native_library
+from tests.parity.decoder_harness import Sequences, open_path, runnable_paths
 from vllm_omni.quantization.artifact import read_artifact
 
 TEXT = (
@@ -27,19 +25,13 @@ def texts(margins: Margins) -> list[list[int]]:
     return [*answered, list(margins.tokenizer(TEXT)["input_ids"])]
 
 
-def runnable_paths() -> list[str]:
-    library = native_library()
-    return ["torch", *(isa for isa in ISAS if library is not None and isa in library.runnable_isas)]
-
-
 @torch.inference_mode()
 def lead_differences(
     margins: Margins, path_name: str, kind: str, directory: Path, token_ids: list[int]
 ) -> torch.Tensor:
     """By how much the lead of the first choice in float32 differs on a path, for each token but the first few."""
     artifact = read_artifact(directory)
-    is_torch = path_name == "torch"
-    path, shape = make_path("torch" if is_torch else "native", artifact, None if is_torch else path_name)
+    path, shape = open_path(path_name, artifact)
     logits = Sequences(path, shape, dict(artifact.config), kind=kind).step({0: token_ids})
     path.close()
     reference = margins.model(torch.tensor([token_ids])).logits[0]
