@@ -11,14 +11,21 @@ from collections.abc import Iterable, Mapping
 
 import pytest
 
+from tests.native.arms import EMULATED
 from tests.native.builds import VARIANTS
 
 BACKENDS = ("avx512_vnni", "avx2", "generic", "neon_dotprod")
-# Files of tests/parity whose tests take the fixture `arm`.
-NATIVE_TESTS = ("test_native_attention", "test_native_decoder", "test_native_linear", "test_native_vectors")
+# Files of tests/parity whose tests take the fixture `arm`; of these, `test_native_bits` compares backends bit by bit.
+NATIVE_TESTS = (
+    "test_native_attention",
+    "test_native_bits",
+    "test_native_decoder",
+    "test_native_linear",
+    "test_native_sampling",
+    "test_native_vectors",
+)
 # Backend to the build that emulates it.
 EMULATORS: Mapping[str, str] = {"avx512_vnni": "simde", "neon_dotprod": "qemu"}
-EMULATED = frozenset({"simde", "qemu"})
 PACKAGES = ("libsimde-dev", "qemu-user", "g++-aarch64-linux-gnu")
 PROPERTY = "native_backend"
 
