@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.edge_harness.command_line import parse_names, positive_int, run_program
 from benchmarks.edge_harness.comparison import say
-from benchmarks.edge_harness.decode_arms import INT8_SUFFIX, DecodeArm, LlamaArm, native_scores, omni_arms, torch_scores
+from benchmarks.edge_harness.decode_arms import DecodeArm, LlamaArm, kv_kind_of, native_scores, omni_arms, torch_scores
 from benchmarks.edge_harness.decode_models import DecodeModels, make_models
 from benchmarks.edge_harness.decode_report import decode_rows, metrics_of, ratio_rows, summarize_decode
 from benchmarks.edge_harness.decode_rounds import CEILING, DecodeRounds
@@ -135,7 +135,7 @@ def check_answers(args: argparse.Namespace, models: DecodeModels, scratch: Path)
     """
     say("checking the native core against its reference")
     checks: dict[str, Any] = {"difference_to_reference": check_native(models.artifact, args.threads)}
-    if models.is_real and ("engine" in args.arms or args.servers):
+    if models.is_real and (args.servers or any(name.startswith("engine") for name in args.arms)):
         say("checking the engine's log-probabilities against the path without the native core")
         native = native_scores(models.artifact, args.threads, scratch)
         torch = torch_scores(models.artifact, args.threads, scratch, native.token_ids)
@@ -151,8 +151,7 @@ def workload_of(args: argparse.Namespace, models: DecodeModels) -> Workload:
 def kv_bytes_of(arms: Sequence[DecodeArm], models: DecodeModels) -> dict[str, int]:
     """Arm to the bytes of keys and values that a token adds; llama.cpp's cache of float16 is as large as bfloat16."""
     artifact = read_artifact(models.artifact)
-    kinds = {arm.name: "int8" if arm.name.endswith(INT8_SUFFIX) else KV_KINDS[0] for arm in arms}
-    return {name: kv_bytes_per_token(artifact, kind) for name, kind in kinds.items()}
+    return {arm.name: kv_bytes_per_token(artifact, kv_kind_of(arm.name)) for arm in arms}
 
 
 def settings_facts(args: argparse.Namespace, models: DecodeModels, cores: Sequence[int]) -> dict[str, Any]:

@@ -111,10 +111,14 @@ def omni_arms(model: Path, threads: int, weight_bytes: int, names: Sequence[str]
     modules = {"native": native_arm.MODULE, "engine": engine_arm.MODULE}
     arms: list[DecodeArm] = []
     for name in names:
-        kind = "int8" if name.endswith(INT8_SUFFIX) else KV_KINDS[0]
         module = modules[name.removesuffix(INT8_SUFFIX)]
-        arms.append(OmniArm(name, module, model, threads, weight_bytes, kind))
+        arms.append(OmniArm(name, module, model, threads, weight_bytes, kv_kind_of(name)))
     return arms
+
+
+def kv_kind_of(name: str) -> str:
+    """The kind of cache of the arm of that name."""
+    return "int8" if name.endswith(INT8_SUFFIX) else KV_KINDS[0]
 
 
 def native_scores(model: Path, threads: int, directory: Path) -> Scores:

@@ -1,7 +1,8 @@
 """Numbers of the rounds of `bench_decode` to a table and to plain data: each arm, and ours over each of the peer's."""
 
+import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.edge_harness.decode_work import (
@@ -57,14 +58,18 @@ def summarize_decode(rounds: Rounds, metrics: Sequence[Metric]) -> dict[str, Any
         values = {arm: found for arm in rounds if (found := metric_values(rounds[arm], metric.name))}
         if values:
             arms = {arm: vars(spread(found)) for arm, found in values.items()}
-            summary[metric.name] = {"better": metric.better, "arms": arms, "ratios": _ratios(values)}
+            summary[metric.name] = {"better": metric.better, "arms": arms, "ratios": _ratios(rounds, metric.name)}
     return summary
 
 
-def _ratios(values: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    """`ours/peer` to the ratio of each round and their median."""
-    pairs = [(ours, peer) for ours in values for peer in values if not is_peer(ours) and is_peer(peer)]
-    found = {f"{ours}/{peer}": round_ratios(values[ours], values[peer]) for ours, peer in pairs}
+def _ratios(rounds: Rounds, name: str) -> dict[str, dict[str, Any]]:
+    """`ours/peer` to the ratio of each round in which both have the metric, and their median."""
+    found = {}
+    for ours, peer in itertools.product(rounds, rounds):
+        if is_peer(ours) or not is_peer(peer):
+            continue
+        both = [pair for pair in zip(rounds[ours], rounds[peer], strict=False) if all(name in each for each in pair)]
+        found[f"{ours}/{peer}"] = round_ratios([one[name] for one, _ in both], [other[name] for _, other in both])
     return {name: {"rounds": ratios, "median": statistics.median(ratios)} for name, ratios in found.items() if ratios}
 
 

@@ -16,11 +16,12 @@ from benchmarks.edge_harness.decode_work import (
     DECODE_NAME,
     NEW_TOKENS,
     PROMPT_LENGTHS,
-    WARM_UP_TOKENS,
+    add_depth,
     add_weight_rate,
-    decode_name,
+    depth_prompts,
     medians,
     prefill_name,
+    warm_up_prompt,
 )
 from benchmarks.edge_harness.measurement import MIB, Measurement, Workload
 from benchmarks.edge_harness.process_tree import rss_anon_bytes
@@ -93,12 +94,10 @@ class ServerArm:
     def _samples_at_depths(self, port: int, work: Workload) -> dict[str, list[float]]:
         """The same of prompts of each depth and the tokens that follow them; one short prompt before is not timed."""
         samples: dict[str, list[float]] = {}
-        self.complete(port, work.prompt(0, "depth/warm-up", WARM_UP_TOKENS), 1)
-        for depth in work.depths:
-            for trial in range(work.trials):
-                stream = self.complete(port, work.prompt(0, f"depth/{depth}/{trial}", depth), NEW_TOKENS + 1)
-                samples.setdefault(prefill_name(depth), []).append(depth / stream.ttft_s)
-                samples.setdefault(decode_name(depth), []).append(stream.decode_tokens_per_s)
+        self.complete(port, warm_up_prompt(work), 1)
+        for depth, prompt in depth_prompts(work):
+            stream = self.complete(port, prompt, NEW_TOKENS + 1)
+            add_depth(samples, depth, depth / stream.ttft_s, stream.decode_tokens_per_s)
         return samples
 
 

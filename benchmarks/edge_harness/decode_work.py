@@ -2,7 +2,7 @@
 
 import argparse
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.edge_harness.measurement import Measurement, Workload
@@ -36,6 +36,24 @@ def prompt_lengths(work: Workload) -> tuple[int, ...]:
 def decode_depths(work: Workload) -> tuple[int, ...]:
     """Lengths of context that decode is timed at."""
     return work.depths or (0,)
+
+
+def warm_up_prompt(work: Workload) -> list[int]:
+    """What is sent before depths are timed."""
+    return work.prompt(0, "depth/warm-up", WARM_UP_TOKENS)
+
+
+def depth_prompts(work: Workload) -> Iterator[tuple[int, list[int]]]:
+    """Each depth with a prompt of so many tokens for each trial, the same for every arm."""
+    for depth in work.depths:
+        for trial in range(work.trials):
+            yield depth, work.prompt(0, f"depth/{depth}/{trial}", depth)
+
+
+def add_depth(samples: dict[str, list[float]], depth: int, prefill: float, decode: float) -> None:
+    """Adds the tokens a second of one trial at a depth."""
+    samples.setdefault(prefill_name(depth), []).append(prefill)
+    samples.setdefault(decode_name(depth), []).append(decode)
 
 
 def max_tokens(work: Workload) -> int:

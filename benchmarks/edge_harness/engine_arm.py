@@ -18,12 +18,13 @@ from benchmarks.edge_harness.decode_work import (
     DECODE_NAME,
     NEW_TOKENS,
     PROMPT_LENGTHS,
-    WARM_UP_TOKENS,
+    add_depth,
     child_parser,
     child_workload,
-    decode_name,
+    depth_prompts,
     max_tokens,
     prefill_name,
+    warm_up_prompt,
 )
 from benchmarks.edge_harness.measurement import Workload
 from benchmarks.edge_harness.native_model import cache_bytes
@@ -103,13 +104,10 @@ async def time_engine(omni: "AsyncOmni", work: Workload) -> dict[str, list[float
 async def _time_depths(omni: "AsyncOmni", work: Workload) -> dict[str, list[float]]:
     """One request of each trial gives both figures of a depth; one short prompt before is not timed."""
     samples: dict[str, list[float]] = {}
-    await stream(omni, {"prompt_token_ids": work.prompt(0, "depth/warm-up", WARM_UP_TOKENS)}, 1)
-    for depth in work.depths:
-        for trial in range(work.trials):
-            prompt = {"prompt_token_ids": work.prompt(0, f"depth/{depth}/{trial}", depth)}
-            arrivals = await stream(omni, prompt, NEW_TOKENS + 1)
-            samples.setdefault(prefill_name(depth), []).append(depth / arrivals.ttft_s)
-            samples.setdefault(decode_name(depth), []).append(arrivals.decode_tokens_per_s)
+    await stream(omni, {"prompt_token_ids": warm_up_prompt(work)}, 1)
+    for depth, prompt in depth_prompts(work):
+        arrivals = await stream(omni, {"prompt_token_ids": prompt}, NEW_TOKENS + 1)
+        add_depth(samples, depth, depth / arrivals.ttft_s, arrivals.decode_tokens_per_s)
     return samples
 
 

@@ -15,12 +15,13 @@ from benchmarks.edge_harness.decode_work import (
     DECODE_NAME,
     NEW_TOKENS,
     PROMPT_LENGTHS,
-    WARM_UP_TOKENS,
+    add_depth,
     child_parser,
     child_workload,
-    decode_name,
+    depth_prompts,
     max_tokens,
     prefill_name,
+    warm_up_prompt,
 )
 from benchmarks.edge_harness.measurement import Workload
 from benchmarks.edge_harness.native_model import NativeModel
@@ -43,12 +44,10 @@ def time_native(model: NativeModel, work: Workload) -> dict[str, list[float]]:
 
 def _time_depths(model: NativeModel, work: Workload) -> dict[str, list[float]]:
     samples: dict[str, list[float]] = {}
-    _prefill_rate(model, work.prompt(0, "depth/warm-up", WARM_UP_TOKENS))
-    for depth in work.depths:
-        for trial in range(work.trials):
-            prompt = work.prompt(0, f"depth/{depth}/{trial}", depth)
-            samples.setdefault(prefill_name(depth), []).append(_prefill_rate(model, prompt))
-            samples.setdefault(decode_name(depth), []).append(_decode_rate(model, prompt[-1], depth))
+    _prefill_rate(model, warm_up_prompt(work))
+    for depth, prompt in depth_prompts(work):
+        prefill = _prefill_rate(model, prompt)
+        add_depth(samples, depth, prefill, _decode_rate(model, prompt[-1], depth))
     return samples
 
 

@@ -40,6 +40,13 @@ def test_without_a_peer_there_are_no_ratios() -> None:
     assert ratio_rows({"native": ROUNDS["native"]}, METRICS) == [["ratio, by round", "better"]]
 
 
+def test_ratios_leave_out_rounds_in_which_one_arm_has_no_value() -> None:
+    """An unsteady turn has no floor; the next round's value does not take its place."""
+    rounds = {"native": [{"over_floor_d512": 1.0}, {"over_floor_d512": 2.0}], "llama": [{}, {"over_floor_d512": 4.0}]}
+    summary = summarize_decode(rounds, metrics_of(Workload(0, 3, 1, 100, (512,))))
+    assert summary["over_floor_d512"]["ratios"]["native/llama"] == {"rounds": [0.5], "median": 0.5}
+
+
 def test_depths_have_a_row_for_prefill_decode_floor_and_their_ratio() -> None:
     names = [metric.name for metric in metrics_of(Workload(0, 3, 1, 100, (512, 4096)))]
     assert names[:2] == ["pp512_tok_s", "pp4096_tok_s"]
