@@ -12,15 +12,7 @@ constexpr int64_t kQueriesPerTask = 48;
 constexpr int64_t kQueriesToSplit = 16;
 constexpr int64_t kTasksPerThread = 6;
 
-int64_t rounded_up(int64_t floats) { return (floats + 15) / 16 * 16; }
-
 }  // namespace
-
-int64_t attention_scratch_floats(int64_t queries, int32_t head_dim) {
-    const int64_t width = rounded_up(head_dim);
-    return 3 * rounded_up(queries * width) + rounded_up(queries * kTileKeys) + 2 * rounded_up(2 * queries) + width * kTileKeys +
-           2 * rounded_up(queries) + rounded_up((queries * width + 3) / 4);
-}
 
 void AttentionPlan::make(const omni_batch& batch, int64_t row_begin, int64_t row_end, const AttentionShape& shape, int num_threads) {
     spans_.clear();
@@ -49,8 +41,7 @@ void AttentionPlan::make(const omni_batch& batch, int64_t row_begin, int64_t row
     });
     parts_per_task_ = std::max<int64_t>(1, parts * shape.num_kv_heads / wanted_tasks);
     for_each_span([&](const Span& rows) { add_rows(rows, shape); });
-    const int64_t queries = rows_per_task * shape.heads_per_kv();
-    tile_floats_ = attention_scratch_floats(queries, shape.head_dim);
+    tile_floats_ = attention_layout(rows_per_task * shape.heads_per_kv(), shape.head_dim).floats;
     tiles_ = tiles_scratch_.reserve<float>(tile_floats_ * num_threads);
     sums_ = sums_scratch_.reserve<float>(num_slots_ * shape.width());
     states_ = states_scratch_.reserve<float>(num_slots_ * 2 * shape.num_heads);

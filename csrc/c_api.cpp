@@ -130,7 +130,7 @@ OMNI_EXPORT omni_team* omni_team_create(int32_t num_threads, const char* isa, in
     omni_team* team = nullptr;
     const int32_t code = guarded([&] {
         if (num_threads < 1 || num_threads > 256) omni::refuse("num_threads", std::to_string(num_threads), "1 to 256");
-        if (spin_us < 0) omni::refuse("spin_us", std::to_string(spin_us), "0 or more");
+        omni::check_not_negative("spin_us", spin_us);
         const Kernels& kernels = choose(isa);
         try {
             team = new omni_team(num_threads, kernels, spin_us);
@@ -207,6 +207,7 @@ OMNI_EXPORT int32_t omni_quantize_rows(omni_team* team, const float* x, int64_t 
         omni::check_pointers({{"team", team}, {"x", x}, {"p", p}, {"a", a}, {"s", s}});
         omni::check_positive("columns", columns);
         omni::check_group_size(group_size);
+        omni::check_not_negative("num_rows", num_rows);
         const int64_t groups = (columns + group_size - 1) / group_size;
         std::vector<int32_t> sums(size_t(num_rows * groups));
         split(team, num_rows, [&](const Kernels& kernels, int64_t begin, int64_t end) {
@@ -236,7 +237,7 @@ OMNI_EXPORT int32_t omni_rope_table(omni_team* team, const double* frequencies, 
         omni::check_positive("num_positions", num_positions);
         for (int64_t i = 0; i < count; ++i)
             if (!(frequencies[i] >= 0 && frequencies[i] * double(num_positions) <= omni::kMaxAngle))
-                omni::refuse("frequency", std::to_string(frequencies[i]), "0 or more, and at most 2^23 times num_positions");
+                omni::refuse("frequency", std::to_string(frequencies[i]), "0 or more, and at most 2^23 over num_positions");
         split(team, num_positions, [&](const Kernels&, int64_t begin, int64_t end) {
             for (int64_t i = begin; i < end; ++i) omni::rope_row(frequencies, count, double(i), magnitude, out + i * 2 * count);
         });
@@ -299,7 +300,7 @@ OMNI_EXPORT int32_t omni_attention(omni_team* handle, const omni_kv_cache* cache
         omni::check_heads(num_heads, num_kv_heads, head_dim);
         omni::check_cache(*cache, num_kv_heads, head_dim);
         omni::check_range("kv_group", kv_group, batch->num_groups);
-        if (window < 0) omni::refuse("window", std::to_string(window), "0 or more");
+        omni::check_not_negative("window", window);
         omni::check_sequences(*batch, *cache, kv_group, window);
         Team& team = handle->team;
         const omni::AttentionShape shape = {num_heads, num_kv_heads, head_dim, window, kv_group, scale};
@@ -348,6 +349,7 @@ OMNI_EXPORT int32_t omni_sample(omni_team* team, const float* logits, int64_t nu
     return guarded([&] {
         omni::check_pointers({{"team", team}, {"logits", logits}, {"settings", settings}, {"ids", ids}});
         omni::check_positive("columns", columns);
+        omni::check_not_negative("num_rows", num_rows);
         for (int64_t i = 0; i < num_rows; ++i) omni::check_sampling(settings[i]);
         // Greedy rows need no memory. With it nothing is allocated within the job.
         const bool draws = std::any_of(settings, settings + num_rows, [](const omni_sampling& each) { return each.temperature > 0; });

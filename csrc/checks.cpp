@@ -30,7 +30,7 @@ void check_layer(const omni_decoder_spec& spec, const omni_layer& layer) {
     check_pointer("rope", layer.rope);
     if (layer.rotary_dim < 2 || layer.rotary_dim > spec.head_dim || layer.rotary_dim % 2)
         refuse("rotary_dim", text(layer.rotary_dim), "an even number from 2 to head_dim " + text(spec.head_dim));
-    if (layer.window < 0) refuse("window", text(layer.window), "0 or more");
+    check_not_negative("window", layer.window);
     if (layer.kv_group < 0 || layer.kv_group >= spec.num_kv_groups)
         refuse("kv_group", text(layer.kv_group), "0 to num_kv_groups " + text(spec.num_kv_groups) + " exclusive");
 }
@@ -43,6 +43,10 @@ void refuse(const char* argument, const std::string& given, const std::string& a
 
 void check_positive(const char* argument, int64_t value) {
     if (value < 1) refuse(argument, text(value), "1 or more");
+}
+
+void check_not_negative(const char* argument, int64_t value) {
+    if (value < 0) refuse(argument, text(value), "0 or more");
 }
 
 void check_range(const char* argument, int64_t value, int64_t limit) {
@@ -89,9 +93,7 @@ void check_cache(const omni_kv_cache& cache, int32_t num_kv_heads, int32_t head_
     check_pointer("cache data", cache.data);
     check_positive("num_blocks", cache.num_blocks);
     check_positive("block_size", cache.block_size);
-    check_positive("num_kv_heads", num_kv_heads);
     if (cache.block_size > kMaxBlockSize) refuse("block_size", text(cache.block_size), "at most " + text(kMaxBlockSize));
-    if (num_kv_heads > kMaxHeads) refuse("num_kv_heads", text(num_kv_heads), "at most " + text(kMaxHeads));
     if (cache.head_stride < 0 || cache.head_stride > kMaxBytes / num_kv_heads || cache.block_stride < 0 ||
         cache.block_stride > kMaxBytes / cache.num_blocks)
         refuse("head_stride, block_stride", text(cache.head_stride) + ", " + text(cache.block_stride), "a cache of at most 2^62 bytes");

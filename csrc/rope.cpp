@@ -10,23 +10,26 @@ namespace {
 constexpr double kHalfPi[3] = {0x1.921fb54000000p+0, 0x1.10b4611800000p-30, 0x1.313198a2e0370p-61};
 constexpr double kTwoOverPi = 0x1.45f306dc9c883p-1;
 
+// terms[0] + terms[1] * x + ..., of eight terms.
+double series(const double (&terms)[8], double x) {
+    double sum = terms[7];
+    for (int i = 6; i >= 0; --i) sum = sum * x + terms[i];
+    return sum;
+}
+
 // Taylor's series on |x| <= pi / 4, each coefficient the nearest double to the inverse of a factorial.
 double sine_near_zero(double x) {
     constexpr double terms[] = {-1.0 / 6,          1.0 / 120,           -1.0 / 5040,           1.0 / 362880,
                                 -1.0 / 39916800, 1.0 / 6227020800.0, -1.0 / 1307674368000.0, 1.0 / 355687428096000.0};
     const double square = x * x;
-    double sum = terms[7];
-    for (int i = 6; i >= 0; --i) sum = sum * square + terms[i];
-    return x + x * (square * sum);
+    return x + x * (square * series(terms, square));
 }
 
 double cosine_near_zero(double x) {
     constexpr double terms[] = {-1.0 / 2,        1.0 / 24,          -1.0 / 720,          1.0 / 40320,
                                 -1.0 / 3628800, 1.0 / 479001600.0, -1.0 / 87178291200.0, 1.0 / 20922789888000.0};
     const double square = x * x;
-    double sum = terms[7];
-    for (int i = 6; i >= 0; --i) sum = sum * square + terms[i];
-    return 1.0 + square * sum;
+    return 1.0 + square * series(terms, square);
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ struct AttentionTask {
     int64_t out_stride;
     float* state;           // [num_rows, heads_per_kv, 2]: largest score and sum of exponentials; 0 as the sum: no key was seen
     int64_t state_stride;
-    float* scratch;         // attention_scratch_floats() of it, aligned to 64 bytes
+    float* scratch;         // AttentionLayout::floats of it, aligned to 64 bytes
 };
 
 struct Kernels {
@@ -99,8 +99,36 @@ struct Kernels {
     float (*exponentials)(const float* x, int64_t count, float shift, float* out);
 };
 
-// Floats of scratch that attention needs for `queries` = rows x heads of a group.
-int64_t attention_scratch_floats(int64_t queries, int32_t head_dim);
+// Where a task's scratch holds what, in floats from its beginning, each at a multiple of 64 bytes; `queries` = rows x heads of a group.
+struct AttentionLayout {
+    int64_t width;                       // head_dim, rounded up to whole registers
+    int64_t queries, sums, total_sums;   // [queries, width]
+    int64_t scores;                      // [queries, kTileKeys]
+    int64_t state, total_state;          // [queries, 2]
+    int64_t unpacked;                    // [width, kTileKeys], or the other way round
+    int64_t code_steps, code_sums;       // [queries], the second as int32
+    int64_t codes;                       // [queries, width] int8
+    int64_t floats;                      // of all
+};
+
+static inline int64_t rounded_up_to_16(int64_t x) { return (x + 15) / 16 * 16; }
+
+static inline AttentionLayout attention_layout(int64_t queries, int32_t head_dim) {
+    AttentionLayout layout = {};
+    layout.width = rounded_up_to_16(head_dim);
+    const int64_t rows = rounded_up_to_16(queries * layout.width), numbers = rounded_up_to_16(queries);
+    layout.sums = rows;
+    layout.total_sums = layout.sums + rows;
+    layout.scores = layout.total_sums + rows;
+    layout.state = layout.scores + queries * kTileKeys;
+    layout.total_state = layout.state + rounded_up_to_16(2 * queries);
+    layout.unpacked = layout.total_state + rounded_up_to_16(2 * queries);
+    layout.code_steps = layout.unpacked + layout.width * kTileKeys;
+    layout.code_sums = layout.code_steps + numbers;
+    layout.codes = layout.code_sums + numbers;
+    layout.floats = layout.codes + rounded_up_to_16((queries * layout.width + 3) / 4);
+    return layout;
+}
 
 const Kernels* generic_kernels();
 const Kernels* avx2_kernels();

@@ -17,7 +17,7 @@ constexpr float kLeast = -3.0e38f;
 
 // Storing.
 
-// Codes are round(x / step) + 127 for keys, round(x / step) for values; returns the step.
+// p = round(x / step); returns the step. Keys are stored as p + 127.
 inline float quantize_head(const float* x, int32_t head_dim, int8_t* p) {
     float padded[kMaxHeadDim + 16];
     const int64_t count = divide_up(head_dim, 16) * 16;
@@ -30,11 +30,11 @@ inline float quantize_head(const float* x, int32_t head_dim, int8_t* p) {
 
 void store_int8(const CacheCell& cell, const float* k, const float* v, int32_t head_dim) {
     int8_t p[kMaxHeadDim + 16];
-    const float steps[2] = {quantize_head(k, head_dim, p), 0};
+    const float key_step = quantize_head(k, head_dim, p);
     for (int32_t d = 0; d < head_dim; ++d) cell.keys[d / 4 * 64 + d % 4] = uint8_t(p[d] + 127);
-    memcpy(cell.key_scale, &steps[0], sizeof(float));
     const float value_step = quantize_head(v, head_dim, p);
     memcpy(cell.values, p, size_t(head_dim));
+    memcpy(cell.key_scale, &key_step, sizeof(float));
     memcpy(cell.value_scale, &value_step, sizeof(float));
 }
 
@@ -48,13 +48,7 @@ void store_cell(const CacheCell& cell, const float* k, const float* v, int32_t h
 // Products of a few rows with columns that lie side by side.
 
 // The arm's own numbers: queries that share what is read, and registers of keys or values beside them.
-#if OMNI_LANES == 16
-constexpr int kQueryRows = 6, kColumnRegisters = 4;
-#elif OMNI_LANES == 8
-constexpr int kQueryRows = 3, kColumnRegisters = 4;
-#else
-constexpr int kQueryRows = 3, kColumnRegisters = 4;
-#endif
+constexpr int kQueryRows = OMNI_LANES == 16 ? 6 : 3, kColumnRegisters = 4;
 
 // out[r][.] += or = sum over i in [begin, end) of a[r][i] * right(i)[.], for `Registers` registers.
 template <int Rows, int Registers, typename Right>
@@ -111,7 +105,7 @@ struct Tile {
     float* scores;        // [queries, kTileKeys]
     float* state;         // [queries, 2]: largest score and sum of exponentials, of the part
     float* total_state;   // the same: of the parts before
-    float* unpacked;      // [max(padded_dim, head_dim), kTileKeys]: keys or values as float32, where many queries share them
+    float* unpacked;      // keys [head_dim, kTileKeys] or values [kTileKeys, padded_dim] as float32, where many queries share them
     float* code_steps;    // [queries]: what a unit of a query's codes stands for
     int32_t* code_sums;   // [queries]
     int8_t* codes;        // [queries, padded_dim]
@@ -124,37 +118,32 @@ struct TileKeys {
     int64_t count;  // keys to the end of what is stored
     const uint8_t *keys[kChunksPerTile], *values[kChunksPerTile];
     const uint8_t *key_scales[kChunksPerTile], *value_scales[kChunksPerTile];
-    // Where the next tile of the task has them: pages lie apart, and a processor looks ahead only within one.
-    const uint8_t *next_keys[kChunksPerTile], *next_values[kChunksPerTile];
+};
+
+// A tile and the one after it, whose keys and values memory is asked for meanwhile: pages lie apart, and a processor looks ahead only
+// within one. After the last tile it is that tile again.
+struct TilePair {
+    TileKeys now, next;
 };
 
 inline void ask_memory(const void* bytes) { __builtin_prefetch(bytes); }
 
-inline int64_t rounded_up(int64_t x) { return divide_up(x, 16) * 16; }
-
-// Takes `count` elements of the scratch, in steps of 64 bytes.
-template <typename T>
-inline T* take(float*& scratch, int64_t count) {
-    T* taken = reinterpret_cast<T*>(scratch);
-    scratch += rounded_up(divide_up(count * int64_t(sizeof(T)), int64_t(sizeof(float))));
-    return taken;
-}
-
 inline Tile tile_in(const AttentionTask& t) {
+    const int64_t num_queries = t.num_rows * t.heads_per_kv;
+    const AttentionLayout layout = attention_layout(num_queries, t.head_dim);
     Tile tile;
-    float* scratch = t.scratch;
-    const int64_t n = tile.num_queries = t.num_rows * t.heads_per_kv;
-    const int64_t width = tile.padded_dim = rounded_up(t.head_dim);
-    tile.queries = take<float>(scratch, n * width);
-    tile.sums = take<float>(scratch, n * width);
-    tile.total_sums = take<float>(scratch, n * width);
-    tile.scores = take<float>(scratch, n * kTileKeys);
-    tile.state = take<float>(scratch, 2 * n);
-    tile.total_state = take<float>(scratch, 2 * n);
-    tile.unpacked = take<float>(scratch, width * kTileKeys);
-    tile.code_steps = take<float>(scratch, n);
-    tile.code_sums = take<int32_t>(scratch, n);
-    tile.codes = take<int8_t>(scratch, n * width);
+    tile.num_queries = num_queries;
+    tile.padded_dim = layout.width;
+    tile.queries = t.scratch + layout.queries;
+    tile.sums = t.scratch + layout.sums;
+    tile.total_sums = t.scratch + layout.total_sums;
+    tile.scores = t.scratch + layout.scores;
+    tile.state = t.scratch + layout.state;
+    tile.total_state = t.scratch + layout.total_state;
+    tile.unpacked = t.scratch + layout.unpacked;
+    tile.code_steps = t.scratch + layout.code_steps;
+    tile.code_sums = reinterpret_cast<int32_t*>(t.scratch + layout.code_sums);
+    tile.codes = reinterpret_cast<int8_t*>(t.scratch + layout.codes);
     return tile;
 }
 
@@ -178,23 +167,20 @@ inline CacheCell chunk_at(const AttentionTask& t, int64_t index) {
     return cell_in(*t.cache, t.head_dim, t.block_table[index / size], t.kv_head, index % size);
 }
 
+// Chunks past the end are where the last one is, so that asking for them is harmless.
 TileKeys find_keys(const AttentionTask& t, int64_t begin) {
     TileKeys keys = {};
     keys.begin = begin;
     keys.count = smaller(kTileKeys, t.key_end - begin);
     keys.first_chunk = later(t.key_begin - begin, 0) / kChunkKeys;
     keys.end_chunk = divide_up(keys.count, kChunkKeys);
-    for (int64_t chunk = keys.first_chunk; chunk < keys.end_chunk; ++chunk) {
-        const CacheCell cell = chunk_at(t, begin + chunk * kChunkKeys);
+    CacheCell cell = {};
+    for (int64_t chunk = keys.first_chunk; chunk < kChunksPerTile; ++chunk) {
+        if (chunk < keys.end_chunk) cell = chunk_at(t, begin + chunk * kChunkKeys);
         keys.keys[chunk] = cell.keys;
         keys.values[chunk] = cell.values;
         keys.key_scales[chunk] = cell.key_scale;
         keys.value_scales[chunk] = cell.value_scale;
-        // Past the last tile it asks for what is there already.
-        const int64_t next = begin + kTileKeys + chunk * kChunkKeys;
-        const CacheCell later_cell = next < t.key_end ? chunk_at(t, next) : cell;
-        keys.next_keys[chunk] = later_cell.keys;
-        keys.next_values[chunk] = later_cell.values;
     }
     return keys;
 }
@@ -208,25 +194,25 @@ inline const uint16_t* bfloat16_of(const uint8_t* bytes) { return reinterpret_ca
 
 // Keys of the chunks from `chunk` on, for the dimension d.
 template <int Chunks>
-inline void score_chunks(const Tile& tile, const TileKeys& keys, int64_t chunk, int32_t head_dim) {
+inline void score_chunks(const Tile& tile, const TilePair& keys, int64_t chunk, int32_t head_dim) {
     const auto right = [&](int64_t d, int c) {
         const int64_t at = d * kChunkKeys + c % kRegisters * OMNI_LANES;
         // Two dimensions of a chunk are a cache line.
-        if (c % kRegisters == 0 && d % 2 == 0) ask_memory(bfloat16_of(keys.next_keys[chunk + c / kRegisters]) + at);
-        return widened(bfloat16_of(keys.keys[chunk + c / kRegisters]) + at);
+        if (c % kRegisters == 0 && d % 2 == 0) ask_memory(bfloat16_of(keys.next.keys[chunk + c / kRegisters]) + at);
+        return widened(bfloat16_of(keys.now.keys[chunk + c / kRegisters]) + at);
     };
     multiply_rows_down_to<kQueryRows, Chunks * kRegisters>(tile.num_queries, tile.queries, tile.padded_dim, 0, head_dim, right,
                                                           tile.scores + chunk * kChunkKeys, kTileKeys, false);
 }
 
 // Chunks whose keys fill the registers beside the sums.
-constexpr int kChunksAtOnce = kColumnRegisters / kRegisters > 0 ? kColumnRegisters / kRegisters : 1;
+constexpr int kChunksAtOnce = kColumnRegisters / kRegisters;
 
-void score_in_place(const AttentionTask& t, const Tile& tile, const TileKeys& keys) {
-    int64_t chunk = keys.first_chunk;
-    for (; chunk + kChunksAtOnce <= keys.end_chunk; chunk += kChunksAtOnce)
+void score_in_place(const AttentionTask& t, const Tile& tile, const TilePair& keys) {
+    int64_t chunk = keys.now.first_chunk;
+    for (; chunk + kChunksAtOnce <= keys.now.end_chunk; chunk += kChunksAtOnce)
         score_chunks<kChunksAtOnce>(tile, keys, chunk, t.head_dim);
-    for (; chunk < keys.end_chunk; ++chunk) score_chunks<1>(tile, keys, chunk, t.head_dim);
+    for (; chunk < keys.now.end_chunk; ++chunk) score_chunks<1>(tile, keys, chunk, t.head_dim);
 }
 
 void unpack_keys(const uint16_t* keys, const uint16_t* next, int32_t head_dim, float* out) {
@@ -236,10 +222,10 @@ void unpack_keys(const uint16_t* keys, const uint16_t* next, int32_t head_dim, f
     }
 }
 
-void score_unpacked(const AttentionTask& t, const Tile& tile, const TileKeys& keys) {
-    const int64_t first = keys.first_chunk * kChunkKeys, end = keys.end_chunk * kChunkKeys;
-    for (int64_t chunk = keys.first_chunk; chunk < keys.end_chunk; ++chunk)
-        unpack_keys(bfloat16_of(keys.keys[chunk]), bfloat16_of(keys.next_keys[chunk]), t.head_dim, tile.unpacked + chunk * kChunkKeys);
+void score_unpacked(const AttentionTask& t, const Tile& tile, const TilePair& keys) {
+    const int64_t first = keys.now.first_chunk * kChunkKeys, end = keys.now.end_chunk * kChunkKeys;
+    for (int64_t chunk = keys.now.first_chunk; chunk < keys.now.end_chunk; ++chunk)
+        unpack_keys(bfloat16_of(keys.now.keys[chunk]), bfloat16_of(keys.next.keys[chunk]), t.head_dim, tile.unpacked + chunk * kChunkKeys);
     multiply_columns(
         tile.num_queries, tile.queries, tile.padded_dim, 0, t.head_dim, end - first,
         [&](int64_t d, int64_t key) { return load(tile.unpacked + d * kTileKeys + first + key); }, tile.scores + first, kTileKeys,
@@ -252,14 +238,14 @@ void multiply_codes(const uint8_t* codes, int32_t head_dim, const int8_t* q, int
                     int32_t (*out)[kChunkKeys]);
 
 template <int Rows>
-void score_codes(const AttentionTask& t, const Tile& tile, const TileKeys& keys, int64_t query) {
+void score_codes(const AttentionTask& t, const Tile& tile, const TilePair& keys, int64_t query) {
     int32_t products[Rows][kChunkKeys];
-    for (int64_t chunk = keys.first_chunk; chunk < keys.end_chunk; ++chunk) {
-        for (int32_t d = 0; d < t.head_dim; d += 4) ask_memory(keys.next_keys[chunk] + d * kChunkKeys);
-        multiply_codes<Rows>(keys.keys[chunk], t.head_dim, tile.codes + query * tile.padded_dim, tile.padded_dim, tile.code_sums + query,
+    for (int64_t chunk = keys.now.first_chunk; chunk < keys.now.end_chunk; ++chunk) {
+        for (int32_t d = 0; d < t.head_dim; d += 4) ask_memory(keys.next.keys[chunk] + d * kChunkKeys);
+        multiply_codes<Rows>(keys.now.keys[chunk], t.head_dim, tile.codes + query * tile.padded_dim, tile.padded_dim, tile.code_sums + query,
                              products);
         float steps[kChunkKeys];
-        memcpy(steps, keys.key_scales[chunk], sizeof steps);
+        memcpy(steps, keys.now.key_scales[chunk], sizeof steps);
         for (int r = 0; r < Rows; ++r)
             for (int c = 0; c < kRegisters; ++c) {
                 Ints product;
@@ -271,7 +257,7 @@ void score_codes(const AttentionTask& t, const Tile& tile, const TileKeys& keys,
     }
 }
 
-void score_integers(const AttentionTask& t, const Tile& tile, const TileKeys& keys) {
+void score_integers(const AttentionTask& t, const Tile& tile, const TilePair& keys) {
     int64_t query = 0;
     for (; query + 4 <= tile.num_queries; query += 4) score_codes<4>(t, tile, keys, query);
     if (tile.num_queries - query == 3) score_codes<3>(t, tile, keys, query);
@@ -279,7 +265,7 @@ void score_integers(const AttentionTask& t, const Tile& tile, const TileKeys& ke
     if (tile.num_queries - query == 1) score_codes<1>(t, tile, keys, query);
 }
 
-void score(const AttentionTask& t, const Tile& tile, const TileKeys& keys) {
+void score(const AttentionTask& t, const Tile& tile, const TilePair& keys) {
     if (t.cache->kind == OMNI_KV_INT8) return score_integers(t, tile, keys);
     if (tile.num_queries < kQueriesToUnpack) return score_in_place(t, tile, keys);
     score_unpacked(t, tile, keys);
@@ -359,23 +345,23 @@ void unpack_values(const T* rows, const T* next, int64_t count, int32_t head_dim
 }
 
 template <typename T>
-void add_values_of(const AttentionTask& t, const Tile& tile, const TileKeys& keys) {
-    const int64_t first = keys.first_chunk * kChunkKeys;
+void add_values_of(const AttentionTask& t, const Tile& tile, const TilePair& keys) {
+    const int64_t first = keys.now.first_chunk * kChunkKeys;
     if (tile.num_queries < kQueriesToUnpack && t.head_dim % OMNI_LANES == 0) {
         multiply_columns(
-            tile.num_queries, tile.scores, kTileKeys, first, keys.count, tile.padded_dim,
+            tile.num_queries, tile.scores, kTileKeys, first, keys.now.count, tile.padded_dim,
             [&](int64_t key, int64_t d) {
-                if (d * int64_t(sizeof(T)) % 64 == 0) ask_memory(value_row<T>(keys.next_values, key, t.head_dim) + d);
-                return widened(value_row<T>(keys.values, key, t.head_dim) + d);
+                if (d * int64_t(sizeof(T)) % 64 == 0) ask_memory(value_row<T>(keys.next.values, key, t.head_dim) + d);
+                return widened(value_row<T>(keys.now.values, key, t.head_dim) + d);
             },
             tile.sums, tile.padded_dim, true);
         return;
     }
-    for (int64_t key = first; key < keys.count; key += kChunkKeys)
-        unpack_values(value_row<T>(keys.values, key, t.head_dim), value_row<T>(keys.next_values, key, t.head_dim),
-                      smaller(kChunkKeys, keys.count - key), t.head_dim, tile.unpacked + key * tile.padded_dim, tile.padded_dim);
+    for (int64_t key = first; key < keys.now.count; key += kChunkKeys)
+        unpack_values(value_row<T>(keys.now.values, key, t.head_dim), value_row<T>(keys.next.values, key, t.head_dim),
+                      smaller(kChunkKeys, keys.now.count - key), t.head_dim, tile.unpacked + key * tile.padded_dim, tile.padded_dim);
     multiply_columns(
-        tile.num_queries, tile.scores, kTileKeys, first, keys.count, tile.padded_dim,
+        tile.num_queries, tile.scores, kTileKeys, first, keys.now.count, tile.padded_dim,
         [&](int64_t key, int64_t d) { return load(tile.unpacked + key * tile.padded_dim + d); }, tile.sums, tile.padded_dim, true);
 }
 
@@ -394,9 +380,9 @@ void scale_exponentials(const Tile& tile, const TileKeys& keys) {
     }
 }
 
-void add_values(const AttentionTask& t, const Tile& tile, const TileKeys& keys) {
+void add_values(const AttentionTask& t, const Tile& tile, const TilePair& keys) {
     if (t.cache->kind == OMNI_KV_BFLOAT16) return add_values_of<uint16_t>(t, tile, keys);
-    scale_exponentials(tile, keys);
+    scale_exponentials(tile, keys.now);
     add_values_of<int8_t>(t, tile, keys);
 }
 
@@ -426,15 +412,17 @@ void fold(const float* part_sums, const float* part_state, int64_t width, float*
     for (; d < width; ++d) sums[d] = fused(sums[d], factor, part_sums[d] * part_factor);
 }
 
-void attend_part(const AttentionTask& t, const Tile& tile, int64_t begin, int64_t end) {
+// Leaves in `keys` the first tile after the part.
+void attend_part(const AttentionTask& t, const Tile& tile, int64_t end, TilePair& keys) {
     for (int64_t query = 0; query < tile.num_queries; ++query)
         empty_state(tile.sums + query * tile.padded_dim, tile.padded_dim, tile.state + 2 * query);
-    for (int64_t tile_begin = later(begin, t.key_begin / kTileKeys * kTileKeys); tile_begin < smaller(end, t.key_end);
-         tile_begin += kTileKeys) {
-        const TileKeys keys = find_keys(t, tile_begin);
+    for (; keys.now.begin < end; keys.now = keys.next) {
+        const int64_t next = keys.now.begin + kTileKeys;
+        keys.next = next < t.key_end ? find_keys(t, next) : keys.now;
         score(t, tile, keys);
-        for (int64_t query = 0; query < tile.num_queries; ++query) soften(t, tile, keys, query);
+        for (int64_t query = 0; query < tile.num_queries; ++query) soften(t, tile, keys.now, query);
         add_values(t, tile, keys);
+        if (next >= t.key_end) return;
     }
 }
 
@@ -454,8 +442,10 @@ void attention(const AttentionTask& t) {
     for (int64_t query = 0; query < tile.num_queries; ++query)
         empty_state(tile.total_sums + query * tile.padded_dim, tile.padded_dim, tile.total_state + 2 * query);
     const int64_t first_part = t.key_begin / kPartKeys;
+    TilePair keys;
+    keys.now = find_keys(t, t.key_begin / kTileKeys * kTileKeys);
     for (int64_t part = first_part; part * kPartKeys < t.key_end; ++part) {
-        attend_part(t, tile, part * kPartKeys, (part + 1) * kPartKeys);
+        attend_part(t, tile, (part + 1) * kPartKeys, keys);
         if (t.is_split) {
             write_results(t, tile, tile.sums, tile.state, part - first_part);
             continue;

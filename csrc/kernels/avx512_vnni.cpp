@@ -44,6 +44,7 @@ static inline simde__m512i emulated_cvtepu16_epi32(simde__m256i x) {
 #endif
 // GCC 12 warns of undefined values in its own header.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 
 #define OMNI_ARM avx512_vnni
 #define OMNI_LANES 16

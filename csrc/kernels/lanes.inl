@@ -97,10 +97,6 @@ inline Lanes add(const Lanes& a, const Lanes& b) {
     return map([](Floats x, Floats y) { return x + y; }, a, b);
 }
 
-inline Lanes larger(const Lanes& a, const Lanes& b) {
-    return map([](Floats x, Floats y) { return larger(x, y); }, a, b);
-}
-
 // Lane i + Width in lane i.
 template <int Width>
 inline Floats rotated(Floats v) {
@@ -154,7 +150,6 @@ constexpr float kRounder = 12582912.0f;
 constexpr int32_t kRounderBits = 0x4b400000;
 
 inline Ints rounded_to_int(Floats x) { return (Ints)(x + kRounder) - kRounderBits; }
-inline int32_t rounded_to_int(float x) { return int32_t(to_bits(x + kRounder) - uint32_t(kRounderBits)); }
 
 // 2^x for x below 128, to about 1 unit in the last place; below -126 it is 2^-126. Exactly 1 at 0.
 inline Floats power_of_two(Floats x) {
