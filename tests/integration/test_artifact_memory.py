@@ -1,13 +1,10 @@
 """What loading an artifact costs in memory and time. The child loads the stack alone, as the engine does."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from vllm_omni.native.library import native_status
+from tests.child import facts_of, require_native_core
 
 MAX_ANONYMOUS_SHARE = 0.05
 MAX_LOAD_S_PER_GB = 2.0
@@ -31,12 +28,8 @@ print(json.dumps({"bytes": anonymous_bytes() - before, "seconds": seconds, "weig
 @pytest.fixture(scope="module")
 def load(smollm2_artifact: Path) -> dict[str, float]:
     """Bytes allocated and processor seconds, and the size of the weight files."""
-    if native_status().isa is None:
-        pytest.skip(f"no native core: {native_status().reason}")
-    command = [sys.executable, "-c", CODE, str(smollm2_artifact)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert run.returncode == 0, run.stderr
-    return dict(json.loads(run.stdout.strip().splitlines()[-1]))
+    require_native_core()
+    return facts_of(CODE, smollm2_artifact)
 
 
 def test_mapped_weights_are_not_allocated(load: dict[str, float]) -> None:

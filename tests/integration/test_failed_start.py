@@ -1,14 +1,11 @@
 """A start that fails after the weights were loaded leaves no threads of the native core and little memory behind."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vllm_omni.native.library import native_status
+from tests.child import facts_of, require_native_core
 
 pytestmark = pytest.mark.engine
 
@@ -45,12 +42,8 @@ print(json.dumps({"message": message, "left": facts}))
 @pytest.fixture(scope="module")
 def facts(smollm2_artifact: Path) -> dict[str, Any]:
     """Threads and bytes after each of four starts in vain."""
-    if native_status().isa is None:
-        pytest.skip(f"no native core: {native_status().reason}")
-    command = [sys.executable, "-c", CODE, str(smollm2_artifact)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=240)
-    assert run.returncode == 0, run.stderr[-4000:]
-    return dict(json.loads(run.stdout.strip().splitlines()[-1]))
+    require_native_core()
+    return facts_of(CODE, smollm2_artifact)
 
 
 def test_the_error_tells_what_was_missing(facts: dict[str, Any]) -> None:

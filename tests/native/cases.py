@@ -8,8 +8,16 @@ import numpy as np
 
 from vllm_omni.native.decoder import MATRICES
 from vllm_omni.native.ops import Matrix
-from vllm_omni.native.reference import CHUNK_KEYS, GroupedWeights, PagedCache
-from vllm_omni.native.spec import DecoderSpec, DecoderWeights, KvCacheView, LayerWeights, StepRows, kv_cell_bytes
+from vllm_omni.native.reference import GroupedWeights, PagedCache
+from vllm_omni.native.spec import (
+    CHUNK_KEYS,
+    DecoderSpec,
+    DecoderWeights,
+    KvCacheView,
+    LayerWeights,
+    StepRows,
+    kv_cell_bytes,
+)
 from vllm_omni.quantization.packing import QuantizedMatrix, pack
 
 # Not a number in float32, bfloat16 and as a scale: what nobody wrote must not be read.

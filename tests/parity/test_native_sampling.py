@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from tests.native.arms import Arm
+from tests.native.arms import Arm, LibraryArm
 from tests.native.cases import random_rows
 from tests.parity.test_native_bits import assert_same_bits, oracle
+from vllm_omni.errors import EngineError
 from vllm_omni.native.reference_sampling import kept_ref, log_softmax_ref, sample_ref, top_ref, uniform_ref
 from vllm_omni.native.sampling import Sampling, settings_of
 
@@ -104,9 +105,6 @@ def test_neighbouring_steps_and_seeds_are_unrelated() -> None:
 
 
 def test_settings_out_of_range_are_refused(arm: Arm) -> None:
-    from tests.native.arms import LibraryArm
-    from vllm_omni.errors import EngineError
-
     if not isinstance(arm, LibraryArm):
         pytest.skip("the driver ends a test at what it refuses")
     for wrong, message in (

@@ -78,10 +78,12 @@ class NativeStatus:
     Attributes:
         isa: The arm of the native core; None where torch runs.
         reason: Why torch runs; None where the native core does.
+        numerics: Version of the bits that the native core computes; None where torch runs.
     """
 
     isa: str | None = None
     reason: str | None = None
+    numerics: int | None = None
 
     def __str__(self) -> str:
         return f"native {self.isa}" if self.isa else f"torch: {self.reason}"
@@ -108,7 +110,7 @@ def native_status() -> NativeStatus:
     library = native_library()
     if library is None:
         return NativeStatus(reason=str(_find()))
-    return NativeStatus(isa=library.select_isa())
+    return NativeStatus(isa=library.select_isa(), numerics=library.numerics_version)
 
 
 def _find() -> Library | str:

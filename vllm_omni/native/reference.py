@@ -12,14 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from vllm_omni.native.spec import FloatArray, IntArray, LongArray, StepRows
+from vllm_omni.native.spec import CHUNK_KEYS, SMALLEST_STEP, FloatArray, IntArray, LongArray, StepRows
 
 Array = npt.NDArray[Any]
-# Keys that lie side by side in a page.
-CHUNK_KEYS = 16
 LOG2_E = np.float32(1.44269504)
-# A step below float32's normal numbers is too coarse to divide by: such groups are zero.
-SMALLEST_STEP = np.finfo(np.float32).smallest_normal
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 

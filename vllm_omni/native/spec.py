@@ -28,6 +28,10 @@ LongArray = npt.NDArray[np.int64]
 ACTIVATIONS = ("silu", "gelu")
 ROPE_STYLES = ("halves", "pairs")
 KV_KINDS = ("bfloat16", "int8")
+# Keys that lie side by side in a page.
+CHUNK_KEYS = 16
+# A step below float32's normal numbers is too coarse to divide by: such groups are zero.
+SMALLEST_STEP = np.finfo(np.float32).smallest_normal
 
 MatrixT = TypeVar("MatrixT")
 
@@ -138,9 +142,30 @@ class KvCacheView:
         Raises:
             EngineError: A head's bytes do not follow each other.
         """
-        check_page_strides(pages.shape, pages.strides, pages.itemsize)
-        blocks, _, block_size, _ = pages.shape
-        return cls(pages.ctypes.data, blocks, pages.strides[0], pages.strides[1], block_size, kind)
+        return cls.of_pages(pages.ctypes.data, pages.shape, pages.strides, pages.itemsize, kind)
+
+    @classmethod
+    def of_pages(
+        cls, address: int, shape: Sequence[int], strides: Sequence[int], itemsize: int, kind: str
+    ) -> "KvCacheView":
+        """The view of pages at `address`, whatever library their array is of.
+
+        Args:
+            address: Of the first byte.
+            shape: [blocks, kv_heads, tokens of a block, elements of a token].
+            strides: Of the same array, in bytes; the two outer ones are free.
+            itemsize: Bytes of an element.
+            kind: `bfloat16` or `int8`.
+
+        Raises:
+            EngineError: A head's bytes do not follow each other.
+        """
+        if len(shape) != 4 or tuple(strides[2:]) != (shape[3] * itemsize, itemsize):
+            raise EngineError(
+                f"KV pages of shape {list(shape)} with strides {list(strides)}; accepted: [blocks, kv heads, tokens, "
+                "elements of a token], the last two contiguous"
+            )
+        return cls(address, shape[0], strides[0], strides[1], shape[2], kind)
 
 
 @dataclass(frozen=True)
@@ -177,21 +202,6 @@ class StepRows:
 def kv_cell_bytes(head_dim: int, kind: str) -> int:
     """Bytes that one token takes for one KV head: key and value, with their scales where they are int8."""
     return 4 * head_dim if kind == "bfloat16" else 2 * head_dim + 8
-
-
-def check_page_strides(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> None:
-    """Raises EngineError where a head's bytes in a page do not follow each other.
-
-    Args:
-        shape: [blocks, kv_heads, tokens of a block, elements of a token].
-        strides: Of the same array, in bytes.
-        itemsize: Bytes of an element.
-    """
-    if len(shape) != 4 or tuple(strides[2:]) != (shape[3] * itemsize, itemsize):
-        raise EngineError(
-            f"KV pages of shape {list(shape)} with strides {list(strides)}; accepted: [blocks, kv heads, tokens, "
-            "elements of a token], the last two contiguous"
-        )
 
 
 def number_of(name: str, names: tuple[str, ...], what: str) -> int:

@@ -24,7 +24,7 @@ from vllm_omni.model_executor.models.decoder.spec_mapping import HEAD, decodable
 from vllm_omni.model_executor.models.decoder.step import DecoderPath, DecoderStep
 from vllm_omni.model_executor.models.decoder.torch_path import TorchMatrix, TorchPath
 from vllm_omni.model_executor.models.decoder.weights import MappedWeights, decoder_weights
-from vllm_omni.native.library import native_library, native_status
+from vllm_omni.native.library import native_status
 from vllm_omni.native.ops import Team
 from vllm_omni.quantization.artifact import read_artifact
 
@@ -87,9 +87,8 @@ class OmniDecoderForCausalLM(nn.Module):
         else:
             self._paths = {"torch": self._torch_path(mapped)}
         facts: dict[str, Any] = {"weight_path": path, "forward_path": "native" if self._has_native else "torch"}
-        library = native_library()
-        if status.isa is not None and library is not None:
-            facts |= {"native_isa": status.isa, "numerics": library.numerics_version}
+        if self._has_native:
+            facts |= {"native_isa": status.isa, "numerics": status.numerics}
         self._publish(facts)
         log = logger.info if self._has_native else logger.warning
         log("event=forward_path_chosen weight_path=%s reason=%s", path, reason)

@@ -11,7 +11,7 @@ from vllm_omni.model_executor.models.decoder.step import DecoderStep
 from vllm_omni.model_executor.models.decoder.weights import MappedMatrix, placed_weights
 from vllm_omni.native.decoder import Batch, Decoder
 from vllm_omni.native.ops import Matrix, Team, dequantize_rows, linear, rope_table
-from vllm_omni.native.spec import DecoderSpec, DecoderWeights, KvCacheView, check_page_strides
+from vllm_omni.native.spec import DecoderSpec, DecoderWeights, KvCacheView
 
 
 def native_matrix(mapped: MappedMatrix) -> Matrix:
@@ -116,17 +116,9 @@ class NativePath:
 
 def cache_view(pages: torch.Tensor) -> KvCacheView:
     """Where one layer's pages lie."""
-    size = pages.element_size()
+    size, kind = pages.element_size(), "int8" if pages.dtype == torch.int8 else "bfloat16"
     strides = [stride * size for stride in pages.stride()]
-    check_page_strides(pages.shape, strides, size)
-    return KvCacheView(
-        address=pages.data_ptr(),
-        num_blocks=pages.shape[0],
-        block_stride=strides[0],
-        head_stride=strides[1],
-        block_size=pages.shape[2],
-        kind="int8" if pages.dtype == torch.int8 else "bfloat16",
-    )
+    return KvCacheView.of_pages(pages.data_ptr(), pages.shape, strides, size, kind)
 
 
 def _address(tensor: torch.Tensor, dtype: torch.dtype, length: int, name: str) -> int:

@@ -16,8 +16,7 @@ from vllm_omni.model_executor.models.decoder.rope import RopeAngles
 from vllm_omni.model_executor.models.decoder.spec_mapping import DecoderShape
 from vllm_omni.model_executor.models.decoder.step import DecoderStep, GroupRows
 from vllm_omni.model_executor.models.decoder.weights import MappedMatrix, placed_weights
-from vllm_omni.native.reference import CHUNK_KEYS, SMALLEST_STEP
-from vllm_omni.native.spec import DecoderWeights, LayerWeights
+from vllm_omni.native.spec import CHUNK_KEYS, SMALLEST_STEP, DecoderWeights, LayerWeights
 from vllm_omni.quantization.packing import dequantize, unpack
 
 MAX_CODE = 127.0
